@@ -1,0 +1,24 @@
+// Who computes: a pool of threads and the instruction set chosen once, at run time.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "foreword/threads.h"
+
+namespace foreword {
+
+enum class InstructionSet { kScalar, kAvx2 };  // kAvx2 means AVX2 + FMA + F16C
+
+// Best instruction set this machine has and this build carries.
+InstructionSet detect_instruction_set();
+std::string_view instruction_set_name(InstructionSet isa);  // "scalar", "avx2"
+
+// Every kernel takes one. Not copied; outlives the calls that use it. A context serves one caller at a time.
+struct Context {
+  Context(std::size_t num_threads, InstructionSet isa) : pool(num_threads), isa(isa) {}
+  ThreadPool pool;
+  InstructionSet isa;
+};
+
+}  // namespace foreword

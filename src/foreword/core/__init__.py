@@ -1,0 +1,1 @@
+"""Words every layer shares: types, errors, configuration, requests, decisions. Standard library only."""

@@ -1,0 +1,46 @@
+"""Errors a caller may catch. Each message is one line and names the field, what was expected and what was got."""
+
+
+class ForewordError(Exception):
+    """Root of every error foreword raises on purpose."""
+
+
+class InvalidRequestError(ForewordError, ValueError):
+    """A value the caller gave is not usable; nothing was changed."""
+
+    def __init__(self, field: str, expected: str, got: object) -> None:
+        self.field = field
+        self.expected = expected
+        self.got = got
+        super().__init__(f"{field}: expected {expected}, got {shorten(got)}")
+
+
+class ModelNotFoundError(ForewordError):
+    """No model file or folder lies where the caller pointed."""
+
+
+class ModelFormatError(ForewordError, ValueError):
+    """A model file is malformed; names the file and the field within it."""
+
+    def __init__(self, file: object, field: str, detail: str) -> None:
+        self.file = str(file)
+        self.field = field
+        self.detail = detail
+        super().__init__(f"{self.file}: {field}: {detail}")
+
+
+class CapacityError(ForewordError):
+    """A request or a setting can never fit in the memory that was granted."""
+
+
+class InvariantError(ForewordError):
+    """Internal bookkeeping contradicts itself: a bug in foreword, never the caller's fault."""
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """`repr` of a value, printable, on one line and at most `limit` characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int beyond the interpreter's digit limit has no repr
+        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else "a value"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

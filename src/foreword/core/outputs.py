@@ -1,0 +1,108 @@
+"""Decisions and results that cross layers as plain data.
+
+The scheduler writes `SchedulerOutput`; the runner reads it; neither imports the other.
+"""
+
+from array import array
+from dataclasses import dataclass
+
+from foreword.core.sampling_params import SamplingParams
+from foreword.core.sequence import FinishReason, Usage
+from foreword.core.types import BlockId, RequestId, SequenceId, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a whole block's K and V, over all layers, before the step's forward pass (copy-on-write as data)."""
+
+    source: BlockId
+    destination: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """Compute tokens `[start, start + len(token_ids))` of one sequence.
+
+    `block_table` is the sequence's own `array('i')`, read but never changed or kept by the reader; it covers at
+    least `start + len(token_ids)` positions. `num_logits` counts the last scheduled tokens whose logits are needed:
+    0 for an inner chunk, 1 to sample the next token, more for prompt logprobs.
+    """
+
+    sequence_id: SequenceId
+    token_ids: list[TokenId]
+    start: int
+    block_table: "array[int]"
+    num_logits: int
+    samples: bool  # True when the last scheduled token is the last known one, so that a new token is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """Everything the runner needs for one step; order of `sequences` is the order of rows in the batch."""
+
+    step: int
+    sequences: tuple[ScheduledSequence, ...]
+    copies: tuple[BlockCopy, ...] = ()
+    fresh_blocks: tuple[BlockId, ...] = ()  # allocated in this step; debug mode fills them with NaN before copies
+    preempted: tuple[SequenceId, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens this step computes."""
+        return sum(len(s.token_ids) for s in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Log-probability (natural logarithm, before temperature and filters) and 1-based rank of one token."""
+
+    logprob: float
+    rank: int
+
+
+TokenLogprobs = dict[int, Logprob]
+"""Token id -> logprob: the chosen token first, then the asked number of most likely ones, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One drawn token and, where asked for, its logprobs."""
+
+    token_id: TokenId
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """What a step added to one sequence."""
+
+    request_id: RequestId
+    sequence_id: SequenceId
+    index: int
+    new_tokens: tuple[SampledToken, ...]
+    finish_reason: FinishReason | None
+    usage: Usage
+    stop_token_id: TokenId | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first token
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did, for whoever called `Engine.step`."""
+
+    step: int
+    num_scheduled_tokens: int
+    sequences: tuple[SequenceStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What the sampler needs to know of one row of logits, beside the logits."""
+
+    params: SamplingParams
+    seed: int
+    sequence_index: int
+    position: int  # number of output tokens drawn before this one
+    prompt_token_ids: list[TokenId]
+    output_token_ids: list[TokenId]
+    forbidden_token_ids: tuple[TokenId, ...] = ()  # end tokens while fewer than min_tokens were drawn

@@ -1,0 +1,88 @@
+"""A request and its continuations: tokens, counters, status. Mutated by the scheduler alone."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from foreword.core.sampling_params import SamplingParams
+from foreword.core.types import RequestId, SequenceId, TokenId
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands. Prefill and decode are not states: both are *running*."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Why a sequence ended; the values are what clients see."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"
+
+
+@dataclass(slots=True)
+class Usage:
+    """One account of a request's tokens. `prompt = cached + computed`, each counted once, whatever happened to it later.
+
+    `cached` is set at first admission and stays; work repeated after a preemption shows in `recomputed` only.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens whose forward pass was skipped, at most prompt - 1
+    written_tokens: int = 0  # prompt tokens newly made findable in the prefix cache
+    computed_tokens: int = 0  # prompt tokens whose forward pass was run
+    completion_tokens: int = 0
+    recomputed_tokens: int = 0  # tokens whose forward pass was run again after preemption
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation with one block table.
+
+    Known tokens are `token_ids` (prompt, then output); K and V of the first `num_computed_tokens` are present.
+    """
+
+    sequence_id: SequenceId
+    request_id: RequestId
+    index: int  # 0..n-1 within its request
+    token_ids: list[TokenId]
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    num_computed_tokens: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stop_token_id: TokenId | None = None
+    num_preemptions: int = 0
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.prompt_len
+
+    @property
+    def is_finished(self) -> bool:
+        """True once no further token will come."""
+        return self.status is SequenceStatus.FINISHED
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a client asked: one prompt, `params.n` sequences."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[TokenId, ...]
+    params: SamplingParams
+    eos_token_ids: frozenset[TokenId] = frozenset()
+    namespace: bytes = b""  # prefix sharing happens within one namespace only
+    arrival: int = 0  # logical time
+    sequences: list[Sequence] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Kernels as functions on arrays: the seam for backends. The contract is `backend.Backend`."""

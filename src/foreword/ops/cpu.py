@@ -1,0 +1,125 @@
+"""Kernels in C++: checks nothing itself, since the bindings check every shape, dtype and index they are given."""
+
+from collections.abc import Sequence
+
+
+from foreword import _native
+from foreword.ops.backend import F32, I32, AttentionBatch, KVArray, PackedMatrix, SamplingBatch, TopLogprobs
+from foreword.ops.raw_tensor import MatrixPart
+
+
+class CpuBackend:
+    """`Backend` on this machine's cores.
+
+    `instruction_set` is `auto` (the best this machine has), `avx2` or `scalar`.
+
+    Raises
+        ValueError: no such instruction set here, or `num_threads` is not from 1 to 256.
+    """
+
+    name = "cpu"
+
+    def __init__(self, *, num_threads: int = 1, instruction_set: str = "auto") -> None:
+        self._context = _native.Context(num_threads, instruction_set)
+        self.instruction_set: str = self._context.instruction_set
+        self.num_threads: int = self._context.num_threads
+
+    def pack_matrix(self, parts: Sequence[MatrixPart]) -> PackedMatrix:
+        """See `Backend.pack_matrix`."""
+        described = [(p.tensor.type, p.tensor.shape[0], p.tensor.shape[1], p.tensor.data, p.row_order) for p in parts]
+        return _native.pack_matrix(self._context, described)
+
+    def embed(self, table: PackedMatrix, token_ids: I32, out: F32) -> None:
+        """See `Backend.embed`."""
+        _native.embed(self._context, table, token_ids, out)
+
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
+        """See `Backend.rms_norm`."""
+        _native.rms_norm(self._context, x, weight, eps, out)
+
+    def linear(
+        self, x: F32, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None, accumulate: bool = False
+    ) -> None:
+        """See `Backend.linear`."""
+        _native.linear(self._context, x, matrix, out, bias, accumulate)
+
+    def norm_linear(
+        self, x: F32, norm_weight: F32, eps: float, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None
+    ) -> None:
+        """See `Backend.norm_linear`."""
+        _native.norm_linear(self._context, x, norm_weight, eps, matrix, out, bias)
+
+    def swiglu_linear(
+        self, gate_up: F32, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None, accumulate: bool = False
+    ) -> None:
+        """See `Backend.swiglu_linear`."""
+        _native.swiglu_linear(self._context, gate_up, matrix, out, bias, accumulate)
+
+    def rope_store_kv(
+        self,
+        qkv: F32,
+        batch: AttentionBatch,
+        cos_sin: F32,
+        k_cache: KVArray,
+        v_cache: KVArray,
+        *,
+        q_norm: F32 | None = None,
+        k_norm: F32 | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """See `Backend.rope_store_kv`."""
+        _native.rope_store_kv(
+            self._context,
+            qkv,
+            batch.positions,
+            batch.slot_mapping,
+            cos_sin,
+            k_cache,
+            v_cache,
+            q_norm,
+            k_norm,
+            eps,
+        )
+
+    def paged_attention(
+        self, qkv: F32, batch: AttentionBatch, k_cache: KVArray, v_cache: KVArray, scale: float, out: F32
+    ) -> None:
+        """See `Backend.paged_attention`."""
+        _native.paged_attention(
+            self._context,
+            qkv,
+            batch.block_tables,
+            batch.query_start_loc,
+            batch.context_lens,
+            k_cache,
+            v_cache,
+            scale,
+            out,
+        )
+
+    def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
+        """See `Backend.copy_blocks`."""
+        _native.copy_blocks(self._context, k_cache, v_cache, sources, destinations)
+
+    def sample(self, logits: F32, batch: SamplingBatch) -> I32:
+        """See `Backend.sample`."""
+        return _native.sample(
+            self._context,
+            logits,
+            batch.temperature,
+            batch.top_k,
+            batch.top_p,
+            batch.min_p,
+            batch.seed,
+            batch.sequence_index,
+            batch.position,
+        )
+
+    def top_logprobs(self, logits: F32, token_ids: I32, k: int) -> TopLogprobs:
+        """See `Backend.top_logprobs`."""
+        return TopLogprobs(*_native.top_logprobs(self._context, logits, token_ids, k))
+
+
+def available_instruction_sets() -> tuple[str, ...]:
+    """Instruction sets this build carries and this machine can run, best first."""
+    return tuple(_native.available_instruction_sets())

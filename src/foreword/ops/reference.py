@@ -1,0 +1,280 @@
+"""The oracle: every kernel in plain NumPy, row by row, slow and obvious.
+
+It follows the rules of design 4 literally. Sums over K run in one order per row, because a matrix product's rounding
+may change with its height; attention walks keys in fixed tiles from position 0. Other backends may differ from this
+one by a derived tolerance, never from themselves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from foreword.ops.backend import F32, I32, AttentionBatch, KVArray, PackedMatrix, SamplingBatch, TopLogprobs
+from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart
+
+GROUP = 32  # inputs that share one scale, of weights and of rounded activations
+ATTENTION_TILE = 128  # keys reduced together, counted from position 0
+GREEDY_BELOW = 1e-4  # temperatures under this choose the highest logit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReferenceMatrix:
+    """Weights as f32 values, and the output rows whose activations are rounded to int8 first."""
+
+    values: F32  # [rows, cols]
+    rounds_activations: NDArray[np.bool_]  # [rows]
+
+    @property
+    def rows(self) -> int:
+        """Outputs."""
+        return self.values.shape[0]
+
+    @property
+    def cols(self) -> int:
+        """Inputs."""
+        return self.values.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the values."""
+        return self.values.nbytes
+
+
+class ReferenceBackend:
+    """`Backend` in NumPy."""
+
+    name = "reference"
+    instruction_set = "numpy"
+    num_threads = 1
+
+    def pack_matrix(self, parts: Sequence[MatrixPart]) -> ReferenceMatrix:
+        """See `Backend.pack_matrix`."""
+        if not parts:
+            raise ValueError("parts: expected at least one, got none")
+        values, rounds = [], []
+        for part in parts:
+            tensor = part.tensor
+            if tensor.type not in PACKED_EXACTLY:
+                raise ValueError(f"{tensor.name}: expected a type of {', '.join(PACKED_EXACTLY)}, got {tensor.type}")
+            rows = _dequantise(tensor.data, tensor.type, tensor.shape)
+            if part.row_order is not None:
+                rows = rows[part.row_order]
+            values.append(rows)
+            rounds.append(np.full(len(rows), tensor.type.startswith("Q")))
+        if len({v.shape[1] for v in values}) != 1:
+            raise ValueError(f"parts: expected one number of inputs, got {[v.shape[1] for v in values]}")
+        return ReferenceMatrix(np.concatenate(values), np.concatenate(rounds))
+
+    def embed(self, table: PackedMatrix, token_ids: I32, out: F32) -> None:
+        """See `Backend.embed`."""
+        out[:] = _own(table).values[token_ids]
+
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
+        """See `Backend.rms_norm`."""
+        for t in range(len(x)):
+            out[t] = _rms_norm_row(x[t], weight, eps)
+
+    def linear(
+        self, x: F32, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None, accumulate: bool = False
+    ) -> None:
+        """See `Backend.linear`."""
+        own = _own(matrix)
+        quantised = own.rounds_activations
+        for t in range(len(x)):
+            row = np.zeros(own.rows, np.float32)
+            if quantised.any():
+                row[quantised] = _product_row(_round_to_int8(x[t]), own.values[quantised])
+            if not quantised.all():
+                row[~quantised] = _product_row(x[t], own.values[~quantised])
+            if bias is not None:
+                row = row + bias
+            out[t] = out[t] + row if accumulate else row
+
+    def norm_linear(
+        self, x: F32, norm_weight: F32, eps: float, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None
+    ) -> None:
+        """See `Backend.norm_linear`."""
+        normed = np.empty(x.shape, np.float32)
+        self.rms_norm(x, norm_weight, eps, normed)
+        self.linear(normed, matrix, out, bias=bias)
+
+    def swiglu_linear(
+        self, gate_up: F32, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None, accumulate: bool = False
+    ) -> None:
+        """See `Backend.swiglu_linear`."""
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
+        with np.errstate(over="ignore"):  # exp(-gate) may be infinite; the quotient is then 0, as it should be
+            activated = gate / (1 + np.exp(-gate)) * up
+        self.linear(activated, matrix, out, bias=bias, accumulate=accumulate)
+
+    def rope_store_kv(
+        self,
+        qkv: F32,
+        batch: AttentionBatch,
+        cos_sin: F32,
+        k_cache: KVArray,
+        v_cache: KVArray,
+        *,
+        q_norm: F32 | None = None,
+        k_norm: F32 | None = None,
+        eps: float = 0.0,
+    ) -> None:
+        """See `Backend.rope_store_kv`."""
+        _, num_kv_heads, head_dim, block_size = k_cache.shape
+        for t, (position, slot) in enumerate(zip(batch.positions, batch.slot_mapping, strict=True)):
+            heads = qkv[t].reshape(-1, head_dim)
+            num_heads = len(heads) - 2 * num_kv_heads
+            block, offset = divmod(int(slot), block_size)
+            for h in range(num_heads + num_kv_heads):
+                norm = q_norm if h < num_heads else k_norm
+                head = heads[h] if norm is None else _rms_norm_row(heads[h], norm, eps)
+                rotated = _rotate(head, cos_sin[position])
+                if h < num_heads:
+                    heads[h] = rotated
+                else:
+                    k_cache[block, h - num_heads, :, offset] = rotated
+            v_cache[block, :, offset, :] = heads[num_heads + num_kv_heads :]
+
+    def paged_attention(
+        self, qkv: F32, batch: AttentionBatch, k_cache: KVArray, v_cache: KVArray, scale: float, out: F32
+    ) -> None:
+        """See `Backend.paged_attention`."""
+        _, num_kv_heads, head_dim, block_size = k_cache.shape
+        num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+        for s, table in enumerate(batch.block_tables):
+            first, last = batch.query_start_loc[s], batch.query_start_loc[s + 1]
+            for t in range(first, last):
+                length = int(batch.context_lens[s]) - (last - t) + 1
+                slots = [(int(table[p // block_size]), p % block_size) for p in range(length)]
+                for h in range(num_heads):
+                    j = h // (num_heads // num_kv_heads)
+                    keys = np.stack([k_cache[b, j, :, o] for b, o in slots]).astype(np.float32)
+                    values = np.stack([v_cache[b, j, o, :] for b, o in slots]).astype(np.float32)
+                    query = qkv[t, h * head_dim : (h + 1) * head_dim]
+                    out[t, h * head_dim : (h + 1) * head_dim] = _attend(query, keys, values, np.float32(scale))
+
+    def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
+        """See `Backend.copy_blocks`."""
+        for source, destination in zip(sources, destinations, strict=True):
+            k_cache[destination] = k_cache[source]
+            v_cache[destination] = v_cache[source]
+
+    def sample(self, logits: F32, batch: SamplingBatch) -> I32:
+        """See `Backend.sample`."""
+        tokens = np.empty(len(logits), np.int32)
+        for r, row in enumerate(logits):
+            row = np.where(np.isnan(row), -np.inf, row)
+            if batch.temperature[r] < GREEDY_BELOW:
+                tokens[r] = np.argmax(row)
+                continue
+            u = uniform_at(int(batch.seed[r]), int(batch.sequence_index[r]), int(batch.position[r]))
+            filters = (int(batch.top_k[r]), float(batch.top_p[r]), float(batch.min_p[r]))
+            tokens[r] = _draw(row, float(batch.temperature[r]), filters, u)
+        return tokens
+
+    def top_logprobs(self, logits: F32, token_ids: I32, k: int) -> TopLogprobs:
+        """See `Backend.top_logprobs`."""
+        rows = logits.astype(np.float64)
+        peak = rows.max(axis=1, keepdims=True)
+        log_softmax = rows - peak - np.log(np.exp(rows - peak).sum(axis=1, keepdims=True))
+        chosen = np.arange(len(rows)), token_ids
+        order = np.argsort(-rows, axis=1, kind="stable")[:, :k]
+        return TopLogprobs(
+            logprobs=log_softmax[chosen].astype(np.float32),
+            ranks=(1 + (logits > logits[chosen][:, None]).sum(axis=1)).astype(np.int32),
+            top_ids=order.astype(np.int32),
+            top_logprobs=np.take_along_axis(log_softmax, order, axis=1).astype(np.float32),
+        )
+
+
+def uniform_at(seed: int, sequence_index: int, position: int) -> float:
+    """The draw in `[0, 1)` of one position: Philox 4x32-10, counter-based, so no draw depends on another.
+
+    Source   Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    key = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
+    counter = [sequence_index, position, 0, 0]
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * counter[0], 1 << 32)
+        high1, low1 = divmod(0xCD9E8D57 * counter[2], 1 << 32)
+        counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return float(((counter[1] << 32 | counter[0]) >> 11) * 2.0**-53)
+
+
+def _own(matrix: PackedMatrix) -> ReferenceMatrix:
+    if not isinstance(matrix, ReferenceMatrix):
+        raise ValueError(f"matrix: expected one packed by the reference backend, got {type(matrix).__name__}")
+    return matrix
+
+
+def _dequantise(data: NDArray[np.uint8], kind: str, shape: tuple[int, ...]) -> F32:
+    values = dequantize(data.reshape(shape[0], -1), GGMLQuantizationType[kind])
+    return np.ascontiguousarray(values, np.float32).reshape(shape)
+
+
+def _round_to_int8(row: F32) -> F32:
+    """Round a row to 8 bits per group of 32; returned as the f32 values the integers stand for."""
+    groups = row.reshape(-1, GROUP)
+    peak = np.abs(groups).max(axis=1, keepdims=True)
+    scale = peak / np.float32(127)
+    inverse = np.divide(np.float32(127), peak, out=np.zeros_like(peak), where=peak > 0)
+    return np.asarray(np.rint(groups * inverse) * scale, np.float32).reshape(-1)
+
+
+def _product_row(row: F32, weights: F32) -> F32:
+    # Summed in double: the oracle is the exact value, rounded once.
+    return np.asarray((weights.astype(np.float64) * row.astype(np.float64)).sum(axis=1), np.float32)
+
+
+def _rms_norm_row(row: F32, weight: F32, eps: float) -> F32:
+    mean_square = np.mean(row.astype(np.float64) ** 2)
+    return np.asarray(row * np.float32(1 / np.sqrt(mean_square + eps)) * weight, np.float32)
+
+
+def _rotate(head: F32, cos_sin: F32) -> F32:
+    half = len(head) // 2
+    cos, sin = cos_sin[:half], cos_sin[half:]
+    first, second = head[:half], head[half:]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin])
+
+
+def _attend(query: F32, keys: F32, values: F32, scale: np.float32) -> F32:
+    """One query over its keys: softmax of each tile, tiles merged in ascending order."""
+    peak, total, summed = np.float32(-np.inf), np.float32(0), np.zeros(values.shape[1], np.float32)
+    for start in range(0, len(keys), ATTENTION_TILE):
+        scores = (keys[start : start + ATTENTION_TILE] * query).sum(axis=1) * scale
+        tile_peak = scores.max()
+        weights = np.exp(scores - tile_peak)
+        tile_sum = (weights[:, None] * values[start : start + ATTENTION_TILE]).sum(axis=0)
+        new_peak = max(peak, tile_peak)
+        old_share, tile_share = np.exp(peak - new_peak), np.exp(tile_peak - new_peak)
+        total = total * old_share + weights.sum() * tile_share
+        summed = summed * old_share + tile_sum * tile_share
+        peak = new_peak
+    return np.asarray(summed / total, np.float32)
+
+
+def _draw(row: F32, temperature: float, filters: tuple[int, float, float], u: float) -> int:
+    top_k, top_p, min_p = filters
+    scaled = row.astype(np.float64) / temperature
+    probabilities = np.exp(scaled - scaled.max())
+    probabilities /= probabilities.sum()
+    if top_k <= 0 and top_p >= 1 and min_p <= 0:
+        kept = np.arange(len(row))
+    else:
+        kept = np.argsort(-row, kind="stable")
+        if top_k > 0:
+            kept = kept[:top_k]
+        share = probabilities[kept] / probabilities[kept].sum()
+        kept = kept[: int(np.searchsorted(np.cumsum(share), top_p)) + 1]
+        floor = min_p * probabilities[kept[0]]
+        kept = kept[: max(1, int((probabilities[kept] >= floor).sum()))]
+    running = np.cumsum(probabilities[kept])
+    index = int(np.searchsorted(running, u * running[-1], side="right"))
+    return int(kept[min(index, len(kept) - 1)])
