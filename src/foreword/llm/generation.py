@@ -1,0 +1,109 @@
+"""From a step's tokens to text: one tracker a request."""
+
+from collections.abc import Callable
+
+from foreword.core.outputs import SequenceStep, TokenLogprobs
+from foreword.core.sampling_params import SamplingParams
+from foreword.core.sequence import FinishReason, Usage
+from foreword.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput, TextDelta, TokenLogprob
+from foreword.text.detokenizer import IncrementalDetokenizer
+from foreword.text.stop import StopChecker
+from foreword.text.tokenizer import Tokenizer
+
+
+class _Continuation:
+    """One sequence's text so far."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.output = CompletionOutput(index)
+        if params.logprobs is not None:
+            self.output.logprobs = []
+            self.output.cumulative_logprob = 0.0
+        self.detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self.stops = StopChecker(params.stop_strings, include=params.include_stop_str_in_output)
+        self.usage = Usage()
+
+
+class GenerationTracker:
+    """Collects a request's steps into a `RequestOutput`.
+
+    `finish` is called with a sequence's index when a stop string ends it: the engine cannot know, since it never sees text.
+    """
+
+    def __init__(
+        self,
+        output: RequestOutput,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        finish: Callable[[int], None],
+    ) -> None:
+        self.output = output
+        self._params = params
+        self._tokenizer = tokenizer
+        self._finish = finish
+        self._continuations = [_Continuation(i, params, tokenizer) for i in range(params.n)]
+        output.outputs = [c.output for c in self._continuations]
+
+    def apply(self, step: SequenceStep, request_index: int) -> TextDelta:
+        """Take in what a step added to one sequence; returns what can be shown of it."""
+        continuation = self._continuations[step.index]
+        output = continuation.output
+        if output.finish_reason is not None:  # a stop string ended it while the step was under way
+            return TextDelta(request_index, step.index, "", (), None)
+        if step.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [None if p is None else self._describe(p) for p in step.prompt_logprobs]
+        self._count(continuation, step.usage)
+        text = ""
+        for token in step.new_tokens:
+            output.token_ids.append(token.token_id)
+            if output.logprobs is not None and token.logprobs is not None:
+                output.logprobs.append(self._describe(token.logprobs))
+                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token.logprobs[token.token_id].logprob
+            is_end = step.stop_token_id is not None and token is step.new_tokens[-1]
+            if not is_end or not self._params.skip_special_tokens or not self._tokenizer.is_special(token.token_id):
+                text += continuation.detokenizer.add(token.token_id)
+        if step.finish_reason is not None:
+            text += continuation.detokenizer.finish()
+        shown = self._check_stops(continuation, step, text)
+        return TextDelta(
+            request_index, step.index, shown, tuple(t.token_id for t in step.new_tokens), output.finish_reason
+        )
+
+    def _check_stops(self, continuation: _Continuation, step: SequenceStep, text: str) -> str:
+        output = continuation.output
+        if len(output.token_ids) < self._params.min_tokens:
+            output.text += text
+            return text
+        shown, stopped = continuation.stops.push(text)
+        if stopped is not None:
+            output.finish_reason = FinishReason.STOP.value
+            output.stop_reason = self._params.stop_strings[stopped]
+            if step.finish_reason is None:
+                self._finish(step.index)
+        elif step.finish_reason is not None:
+            shown += continuation.stops.finish()
+            output.finish_reason = step.finish_reason.value
+            if step.stop_token_id in self._params.stop_token_ids:
+                output.stop_reason = step.stop_token_id
+        output.text += shown
+        return shown
+
+    def _count(self, continuation: _Continuation, usage: Usage) -> None:
+        """The request's account: the prompt once (its first sequence's), what was generated over all sequences."""
+        continuation.usage = usage
+        first = self._continuations[0].usage
+        every = [c.usage for c in self._continuations]
+        self.output.usage = Usage(
+            prompt_tokens=len(self.output.prompt_token_ids),
+            cached_tokens=first.cached_tokens,
+            written_tokens=first.written_tokens,
+            computed_tokens=first.computed_tokens,
+            completion_tokens=sum(u.completion_tokens for u in every),
+            recomputed_tokens=sum(u.recomputed_tokens for u in every),
+        )
+
+    def _describe(self, found: TokenLogprobs) -> PositionLogprobs:
+        return {
+            token: TokenLogprob(value.logprob, value.rank, self._tokenizer.decode([token], skip_special_tokens=False))
+            for token, value in found.items()
+        }

@@ -1,0 +1,199 @@
+"""`LLM`: strings in, strings out, over one engine in this process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from foreword.core.errors import InvalidRequestError
+from foreword.core.sampling_params import SamplingParams
+from foreword.engine.metrics import EngineStats
+from foreword.llm.generation import GenerationTracker
+from foreword.llm.loading import EngineOptions, LoadSummary, load_engine
+from foreword.llm.outputs import RequestOutput, TextDelta
+from foreword.llm.prompts import as_prompt_list, prompt_token_ids
+from foreword.models.registry import open_model_files
+from foreword.text.chat_template import ChatTemplate
+from foreword.text.loading import load_text
+
+Message = Mapping[str, object]
+
+
+class Progress(Protocol):
+    """Told after each step how many requests have ended and how many tokens were generated."""
+
+    def __call__(self, *, finished: int, total: int, generated_tokens: int) -> None:
+        """Show it."""
+
+
+class LLM:
+    """A model ready to answer.
+
+    Every keyword of `EngineOptions` may be given. One thread uses an `LLM` at a time.
+
+    Raises
+        ModelNotFoundError, ModelFormatError: the path holds no usable model.
+        CapacityError: the memory granted is too small.
+        InvalidRequestError: an option is out of range.
+
+    Example
+        >>> from foreword import LLM, SamplingParams
+        >>> llm = LLM("model.gguf")  # doctest: +SKIP
+        >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text  # doctest: +SKIP
+        ' Paris.'
+    """
+
+    def __init__(self, model: str | Path, **options: object) -> None:
+        self.options = _options(options)
+        path = Path(model)
+        files = open_model_files(path)
+        self.tokenizer, self._template_source = load_text(files)
+        self._engine, self._model, self.summary = load_engine(path, self.options)
+        self._request_numbers = count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up what is still running; the object can't be used afterwards."""
+        self._engine.abort_all()
+
+    def generate(
+        self,
+        prompts: object,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many, batched; results in the order of the prompts.
+
+        A prompt is text or `{"prompt_token_ids": [...]}`. `sampling_params` is one for all, or one a prompt.
+
+        Raises
+            InvalidRequestError: a prompt is empty, too long or malformed; nothing was started.
+        """
+        run = self._start(as_prompt_list(prompts), sampling_params)
+        for _ in run.deltas(progress):
+            pass
+        return run.outputs
+
+    def stream(self, prompts: object, sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
+        """As `generate`, but yields text as it comes. Closing the iterator aborts what is still running."""
+        return self._start(as_prompt_list(prompts), sampling_params).deltas(None)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, each a list of `{"role", "content"}`, through the model's chat template."""
+        return self.generate(self._chat_prompts(messages, tools), sampling_params, progress=progress)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[TextDelta]:
+        """As `chat` for one conversation, but yields text as it comes."""
+        return self.stream(self._chat_prompts(messages, None), sampling_params)
+
+    def stats(self) -> EngineStats:
+        """Counters of the engine since it started."""
+        return self._engine.stats()
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises
+            InvalidRequestError: the model has none.
+        """
+        return ChatTemplate(self._template_source, self.tokenizer)
+
+    def _chat_prompts(self, messages: object, tools: object) -> list[object]:
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise InvalidRequestError("messages", 'a list of {"role", "content"}', messages)
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        template = self.chat_template
+        return [{"prompt_token_ids": template.encode(c, tools=tools)} for c in conversations]
+
+    def _start(
+        self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> "_Run":
+        if params is None or isinstance(params, SamplingParams):
+            every = [params or SamplingParams()] * len(prompts)
+        else:
+            every = list(params)
+        if len(every) != len(prompts):
+            raise InvalidRequestError("sampling_params", f"one, or one a prompt ({len(prompts)})", len(every))
+        return _Run(self, prompts, every)
+
+    def _new_request_id(self) -> str:
+        return f"request-{next(self._request_numbers)}"
+
+
+class _Run:
+    """The requests of one call, all checked before the first is started."""
+
+    def __init__(self, llm: LLM, prompts: list[object], params: list[SamplingParams]) -> None:
+        self._engine = llm._engine
+        self._eos = frozenset(llm.tokenizer.eos_token_ids)
+        self._params = params
+        self.outputs: list[RequestOutput] = []
+        self._trackers: dict[str, tuple[int, GenerationTracker]] = {}
+        for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
+            text, ids = prompt_token_ids(prompt, llm.tokenizer)
+            self._engine.check(ids, chosen)
+            output = RequestOutput(llm._new_request_id(), text, ids, [])
+            self.outputs.append(output)
+            finish = partial(self._engine.finish, output.request_id)
+            self._trackers[output.request_id] = index, GenerationTracker(output, chosen, llm.tokenizer, finish)
+
+    def deltas(self, progress: Progress | None) -> Iterator[TextDelta]:
+        """Run to the end, yielding what each step added."""
+        waiting = iter(self._trackers.values())
+        generated = 0
+        try:
+            self._feed(waiting)
+            while any(not output.finished for output in self.outputs):
+                result = self._engine.step()
+                for step in result.sequences:
+                    if step.request_id not in self._trackers:
+                        continue
+                    index, tracker = self._trackers[step.request_id]
+                    generated += len(step.new_tokens)
+                    yield tracker.apply(step, index)
+                self._feed(waiting)
+                if progress is not None:
+                    done = sum(output.finished for output in self.outputs)
+                    progress(finished=done, total=len(self.outputs), generated_tokens=generated)
+        finally:
+            for output in self.outputs:
+                if not output.finished:
+                    self._engine.abort(output.request_id)
+
+    def _feed(self, waiting: Iterator[tuple[int, GenerationTracker]]) -> None:
+        # The engine's queue is bounded; the rest of a large call waits here.
+        while self._engine.has_room():
+            following = next(waiting, None)
+            if following is None:
+                return
+            index, tracker = following
+            output = tracker.output
+            self._engine.add(output.request_id, output.prompt_token_ids, self._params[index], self._eos)
+
+
+def _options(options: dict[str, object]) -> EngineOptions:
+    try:
+        return EngineOptions(**options)  # type: ignore[arg-type]  # checked where each is used
+    except TypeError:
+        known = set(EngineOptions.__dataclass_fields__)
+        unknown = sorted(set(options) - known)
+        raise InvalidRequestError("LLM", f"options among {', '.join(sorted(known))}", unknown) from None
+

@@ -1,0 +1,159 @@
+"""From a model file and a few options to an engine, with every memory budget decided and stated."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
+from foreword.core.errors import CapacityError, InvalidRequestError
+from foreword.engine.engine import Engine
+from foreword.llm.machine import available_bytes, physical_cores
+from foreword.models.base import Model
+from foreword.models.registry import load_model
+from foreword.ops.backend import Backend
+from foreword.ops.cpu import CpuBackend
+from foreword.ops.reference import ReferenceBackend
+from foreword.runner.kv_storage import KVStorage, block_bytes
+from foreword.runner.model_runner import ModelRunner
+
+DEFAULT_KV_SHARE = 0.25  # of the memory available at start, and no more than all sequences at full length can use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How to run a model. `None` means: decide from the machine and the model, and say what was decided."""
+
+    threads: int | None = None
+    backend: Literal["cpu", "reference"] = "cpu"
+    instruction_set: str = "auto"
+    weight_dtype: str = "auto"
+    kv_cache: bool = True  # False: the naive loop that recomputes everything each step
+    kv_dtype: KVDtype = "f16"
+    kv_memory_bytes: int | None = None
+    block_size: int = 16
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    token_budget: int = 512
+    prefix_cache: PrefixCacheKind = "radix"
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSummary:
+    """What was decided at start, for people and for `--json`."""
+
+    model: str
+    architecture: str
+    backend: str
+    instruction_set: str
+    threads: int
+    weight_bytes: int
+    weight_dtype: str
+    kv_cache: bool
+    kv_dtype: str
+    kv_pool_bytes: int
+    kv_bytes_per_token: int
+    kv_pool_tokens: int
+    num_blocks: int
+    block_size: int
+    prefix_cache: str
+    max_model_len: int
+    available_bytes: int
+    load_s: float
+
+
+def make_backend(options: EngineOptions) -> Backend:
+    """The backend that was asked for; never another in its place."""
+    if options.backend == "reference":
+        return ReferenceBackend()
+    if options.backend != "cpu":
+        raise InvalidRequestError("backend", "cpu or reference", options.backend)
+    threads = physical_cores() if options.threads is None else options.threads
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 256:
+        raise InvalidRequestError("threads", "an integer from 1 to 256", threads)
+    return CpuBackend(num_threads=threads, instruction_set=options.instruction_set)
+
+
+def load_engine(path: Path, options: EngineOptions) -> tuple[Engine, Model, LoadSummary]:
+    """Load weights, reserve the KV pool and put the engine together.
+
+    Raises
+        ModelNotFoundError, ModelFormatError: the path holds no usable model.
+        CapacityError: the KV memory granted can't hold one sequence of `max_model_len` tokens.
+        InvalidRequestError: an option is out of range.
+    """
+    started = time.perf_counter()
+    free = available_bytes()
+    backend = make_backend(options)
+    model = load_model(path, backend, weight_dtype=options.weight_dtype)
+    cache, max_model_len = _plan_pool(model, options, free)
+    scheduler = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs,
+        token_budget=options.token_budget,
+        max_model_len=max_model_len,
+        recompute_all=not options.kv_cache,
+    )
+    storage = KVStorage(model.config, cache)
+    runner = ModelRunner(model, backend, storage, cache.block_size, scheduler.token_budget)
+    summary = LoadSummary(
+        model=path.name,
+        architecture=model.config.architecture,
+        backend=backend.name,
+        instruction_set=backend.instruction_set,
+        threads=backend.num_threads,
+        weight_bytes=model.num_bytes,
+        weight_dtype=options.weight_dtype,
+        kv_cache=options.kv_cache,
+        kv_dtype=cache.kv_dtype,
+        kv_pool_bytes=storage.num_bytes,
+        kv_bytes_per_token=model.config.kv_bytes_per_token(cache.kv_dtype),
+        kv_pool_tokens=cache.num_blocks * cache.block_size,
+        num_blocks=cache.num_blocks,
+        block_size=cache.block_size,
+        prefix_cache=cache.prefix_cache,
+        max_model_len=max_model_len,
+        available_bytes=free,
+        load_s=time.perf_counter() - started,
+    )
+    return Engine(runner, cache, scheduler), model, summary
+
+
+def _plan_pool(model: Model, options: EngineOptions, free_bytes: int) -> tuple[CacheConfig, int]:
+    """How many blocks the pool has, and the longest sequence it serves."""
+    if options.kv_memory_bytes is not None and options.kv_memory_bytes < 1:
+        raise InvalidRequestError("kv_memory", "a positive number of bytes", options.kv_memory_bytes)
+    longest = model.config.max_position if options.max_model_len is None else options.max_model_len
+    if isinstance(longest, bool) or not isinstance(longest, int) or not 2 <= longest <= model.config.max_position:
+        raise InvalidRequestError("max_model_len", f"an integer from 2 to {model.config.max_position}", longest)
+    one = CacheConfig(
+        num_blocks=1,
+        block_size=options.block_size,
+        kv_dtype=options.kv_dtype,
+        prefix_cache=options.prefix_cache if options.kv_cache else "none",
+        debug=options.debug,
+    )
+    bytes_each = block_bytes(model.config, one)
+    budget = options.kv_memory_bytes
+    if budget is None:
+        # One block a sequence beyond its length: a copied block may stand beside the one it came from.
+        useful = (one.blocks_for(longest) + 1) * options.max_num_seqs * bytes_each
+        budget = min(int(free_bytes * DEFAULT_KV_SHARE), useful)
+    num_blocks = budget // bytes_each
+    needed = one.blocks_for(longest)
+    if num_blocks < needed and options.max_model_len is not None:
+        raise CapacityError(
+            f"kv_memory: {longest} tokens need {needed * bytes_each:,} bytes of K and V, {budget:,} were granted"
+        )
+    if num_blocks < 2:
+        raise CapacityError(f"kv_memory: at least {2 * bytes_each:,} bytes are needed, {budget:,} were granted")
+    return (
+        CacheConfig(
+            num_blocks=num_blocks,
+            block_size=one.block_size,
+            kv_dtype=one.kv_dtype,
+            prefix_cache=one.prefix_cache,
+            debug=one.debug,
+        ),
+        min(longest, num_blocks * one.block_size),
+    )

@@ -1,0 +1,64 @@
+"""What `LLM` gives back. Names follow vLLM's offline API where the meaning is the same."""
+
+from dataclasses import dataclass, field
+
+from foreword.core.sequence import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural log-probability, 1-based rank and text of one token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PositionLogprobs = dict[int, TokenLogprob]
+"""Token id -> logprob of one position: the chosen token first, then the most likely ones, best first."""
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One continuation. `stop_reason` is the stop string or stop token id that ended it, if one did."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None  # "stop", "length" or "abort"
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's prompt, its continuations and its account of tokens."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def finished(self) -> bool:
+        """True when every continuation has ended."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens read from the prefix cache."""
+        return self.usage.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What one step added to one continuation; `text` is safe to show: never half a character or part of a stop."""
+
+    request_index: int  # position of the prompt in the call
+    index: int  # which of the prompt's n continuations
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None

@@ -1,0 +1,72 @@
+"""K and V of every block: one allocation each per layer, reserved at once and touched on demand."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreword.core.config import KV_DTYPE_BYTES, CacheConfig, ModelConfig
+from foreword.core.errors import CapacityError
+from foreword.core.outputs import BlockCopy
+from foreword.core.types import BlockId
+from foreword.ops.backend import Backend, KVArray
+
+_NUMPY_DTYPE = {"f32": np.float32, "f16": np.float16}
+
+
+class KVStorage:
+    """The pool's memory.
+
+    Shapes   per layer, K is `[num_blocks, num_kv_heads, head_dim, block_size]` (transposed within a block, as the
+             attention kernel reads it) and V `[num_blocks, num_kv_heads, block_size, head_dim]`.
+
+    Raises
+        CapacityError: the system will not reserve that much address space.
+    """
+
+    def __init__(self, model: ModelConfig, cache: CacheConfig) -> None:
+        self.num_bytes = pool_bytes(model, cache)
+        shape = (cache.num_blocks, model.num_kv_heads, model.head_dim, cache.block_size)
+        dtype = _NUMPY_DTYPE[cache.kv_dtype]
+        try:
+            # np.empty maps zero pages of the system: a block costs memory once it is first written.
+            self._k = [np.empty(shape, dtype) for _ in range(model.num_layers)]
+            self._v = [np.empty((*shape[:2], *shape[:1:-1]), dtype) for _ in range(model.num_layers)]
+        except MemoryError:
+            raise CapacityError(f"the KV pool of {self.num_bytes:,} bytes does not fit in memory") from None
+        self._debug = cache.debug
+
+    def k_cache(self, layer: int) -> KVArray:
+        """K of one layer."""
+        return self._k[layer]
+
+    def v_cache(self, layer: int) -> KVArray:
+        """V of one layer."""
+        return self._v[layer]
+
+    def prepare(self, backend: Backend, fresh_blocks: Sequence[BlockId], copies: Sequence[BlockCopy]) -> None:
+        """Do what a step asks before its forward pass: in debug mode poison fresh blocks, then copy blocks."""
+        if self._debug and fresh_blocks:
+            self.poison(fresh_blocks)
+        if not copies:
+            return
+        sources = np.array([c.source for c in copies], np.int32)
+        destinations = np.array([c.destination for c in copies], np.int32)
+        for k, v in zip(self._k, self._v, strict=True):
+            backend.copy_blocks(k, v, sources, destinations)
+
+    def poison(self, blocks: Sequence[BlockId]) -> None:
+        """Fill blocks with NaN, so that reading what was never written shows in the output."""
+        index = np.asarray(blocks, np.intp)
+        for array in (*self._k, *self._v):
+            array[index] = np.nan
+
+
+def pool_bytes(model: ModelConfig, cache: CacheConfig) -> int:
+    """Bytes of the whole pool: 2 · bytes · layers · tokens · kv_heads · head_dim, with tokens = blocks · block size."""
+    return model.kv_bytes_per_token(cache.kv_dtype) * cache.num_blocks * cache.block_size
+
+
+def block_bytes(model: ModelConfig, cache: CacheConfig) -> int:
+    """Bytes of one block over all layers."""
+    elements = model.num_kv_heads * model.head_dim * cache.block_size
+    return 2 * KV_DTYPE_BYTES[cache.kv_dtype] * model.num_layers * elements

@@ -1,0 +1,92 @@
+"""One step on the model: copies, forward pass, logits of the rows that need them, tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreword.core.outputs import SampledToken, SamplingRow, SchedulerOutput, TokenLogprobs
+from foreword.core.types import SequenceId
+from foreword.models.base import Model
+from foreword.models.workspace import Workspace
+from foreword.ops.backend import F32, Backend
+from foreword.runner.input_batch import build_input_batch
+from foreword.runner.kv_storage import KVStorage
+from foreword.runner.sampler import Sampler
+
+_LOGITS_SLICE = 64  # rows of prompt logits held at once: bounds memory whatever the prompt's length
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Prompt logprobs wanted of a scheduled run: its i-th row predicts `next_token_ids[i]`."""
+
+    k: int
+    next_token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerResult:
+    """Tokens drawn and prompt logprobs found, by sequence."""
+
+    sampled: dict[SequenceId, SampledToken]
+    prompt_logprobs: dict[SequenceId, list[TokenLogprobs]]
+
+
+class ModelRunner:
+    """Executes `SchedulerOutput`; the only owner of K/V memory and of the step's buffers."""
+
+    def __init__(self, model: Model, backend: Backend, kv: KVStorage, block_size: int, token_budget: int) -> None:
+        self.kv = kv
+        self._model = model
+        self._backend = backend
+        self._block_size = block_size
+        self._workspace = Workspace(model.config, token_budget)
+        self._sampler = Sampler(backend)
+
+    def execute(
+        self,
+        output: SchedulerOutput,
+        sampling: Mapping[SequenceId, SamplingRow],
+        prompt_rows: Mapping[SequenceId, PromptRows],
+    ) -> RunnerResult:
+        """Run one step; every sequence with `samples` has a row in `sampling`."""
+        self.kv.prepare(self._backend, output.fresh_blocks, output.copies)
+        hidden = self.forward(output)
+        ends = np.cumsum([len(s.token_ids) for s in output.sequences])
+        found: dict[SequenceId, list[TokenLogprobs]] = {}
+        for s, end in zip(output.sequences, ends.tolist(), strict=True):
+            wanted = prompt_rows.get(s.sequence_id)
+            if wanted is not None:
+                first = end - len(s.token_ids)
+                found[s.sequence_id] = self._prompt_logprobs(hidden, first, wanted)
+        drawn = [(s.sequence_id, end - 1) for s, end in zip(output.sequences, ends.tolist(), strict=True) if s.samples]
+        return RunnerResult(self._sample(hidden, drawn, sampling), found)
+
+    def forward(self, output: SchedulerOutput) -> F32:
+        """Hidden states `[T, hidden]` of every scheduled token, in batch order; a view, valid until the next step."""
+        batch = build_input_batch(output, self._block_size)
+        return self._model.forward(batch.token_ids, batch.attention, self.kv, self._workspace)
+
+    def logits(self, hidden: F32, rows: NDArray[np.intp]) -> F32:
+        """Logits `[R, vocab]` of some rows of the hidden states."""
+        return self._model.logits(hidden[rows])
+
+    def _sample(
+        self, hidden: F32, drawn: Sequence[tuple[SequenceId, int]], sampling: Mapping[SequenceId, SamplingRow]
+    ) -> dict[SequenceId, SampledToken]:
+        if not drawn:
+            return {}
+        logits = self.logits(hidden, np.array([row for _, row in drawn], np.intp))
+        tokens = self._sampler.sample(logits, [sampling[sequence_id] for sequence_id, _ in drawn])
+        return {sequence_id: token for (sequence_id, _), token in zip(drawn, tokens, strict=True)}
+
+    def _prompt_logprobs(self, hidden: F32, first: int, wanted: PromptRows) -> list[TokenLogprobs]:
+        found: list[TokenLogprobs] = []
+        targets = wanted.next_token_ids
+        for start in range(0, len(targets), _LOGITS_SLICE):
+            part = targets[start : start + _LOGITS_SLICE]
+            rows = np.arange(first + start, first + start + len(part))
+            found += self._sampler.prompt_logprobs(self.logits(hidden, rows), part, wanted.k)
+        return found
