@@ -1,0 +1,221 @@
+// One region at a time: the caller publishes a task by moving `epoch`, works as thread 0, and waits for `unfinished` to fall to
+// zero. Waiting spins for as long as a region of a decode step takes, then sleeps in the kernel; with more threads than
+// processors it sleeps at once, or the spinning threads would keep the working ones off.
+#include "foreword/threads.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace foreword {
+namespace {
+
+constexpr std::chrono::microseconds kSpinTime{50};
+
+inline void pause_thread() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
+#endif
+}
+
+// Rounding mode and flush-to-zero are the caller's; inside a region they are the default ones on every thread, so that bits
+// depend neither on the caller nor on which thread did the work.
+class DefaultFloatingPoint {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  DefaultFloatingPoint() {}
+#endif
+};
+
+// Returns once `word` differs from `old`.
+void wait_for_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, bool spin) {
+  if (spin) {
+    const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (word.load(std::memory_order_acquire) != old) return;
+        pause_thread();
+      }
+    } while (std::chrono::steady_clock::now() < deadline);
+  }
+  while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+  explicit State(std::size_t num_threads) : num_threads(num_threads) {
+    spin = num_threads <= std::max(1U, std::thread::hardware_concurrency());
+  }
+
+  void start_workers();
+  void stop_workers();
+  void work(std::size_t thread, std::uint32_t seen);
+
+  const std::size_t num_threads;
+  bool spin;
+  std::mutex region;             // held while a region runs
+  bool workers_lost = false;     // set in a forked child, which has only the thread that forked
+  std::vector<std::thread>* workers = nullptr;
+  Task task = nullptr;           // null: stop
+  void* argument = nullptr;
+  alignas(64) std::atomic<std::uint32_t> epoch{0};
+  alignas(64) std::atomic<std::uint32_t> unfinished{0};
+  alignas(64) std::atomic<std::uint32_t> arrived{0};
+  alignas(64) std::atomic<std::uint32_t> phase{0};
+
+  // All pools, for the fork handlers: a fork waits for running regions, so a child never sees half of one.
+  struct Registry {
+    std::mutex mutex;
+    std::vector<State*> pools;
+  };
+  static Registry& registry();
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+};
+
+ThreadPool::State::Registry& ThreadPool::State::registry() {
+  static Registry* instance = [] {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+    return new Registry;  // never destroyed: a fork may come after static destructors
+  }();
+  return *instance;
+}
+
+void ThreadPool::State::before_fork() {
+  Registry& all = registry();
+  all.mutex.lock();
+  for (State* pool : all.pools) pool->region.lock();
+}
+
+void ThreadPool::State::after_fork_in_parent() {
+  Registry& all = registry();
+  for (State* pool : all.pools) pool->region.unlock();
+  all.mutex.unlock();
+}
+
+void ThreadPool::State::after_fork_in_child() {
+  Registry& all = registry();
+  for (State* pool : all.pools) {
+    pool->workers_lost = true;
+    pool->region.unlock();
+  }
+  all.mutex.unlock();
+}
+
+void ThreadPool::State::start_workers() {
+  workers = new std::vector<std::thread>;
+  const std::uint32_t seen = epoch.load(std::memory_order_relaxed);
+  try {
+    workers->reserve(num_threads - 1);
+    for (std::size_t thread = 1; thread < num_threads; ++thread) {
+      workers->emplace_back([this, thread, seen] { work(thread, seen); });
+    }
+  } catch (...) {
+    stop_workers();
+    throw;
+  }
+  workers_lost = false;
+}
+
+void ThreadPool::State::stop_workers() {
+  task = nullptr;
+  epoch.fetch_add(1, std::memory_order_release);
+  epoch.notify_all();
+  for (std::thread& worker : *workers) worker.join();
+  delete workers;
+  workers = nullptr;
+}
+
+void ThreadPool::State::work(std::size_t thread, std::uint32_t seen) {
+  while (true) {
+    wait_for_change(epoch, seen, spin);
+    seen = epoch.load(std::memory_order_acquire);
+    if (task == nullptr) return;
+    {
+      DefaultFloatingPoint guard;
+      task(argument, thread);
+    }
+    if (unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished.notify_one();
+  }
+}
+
+ThreadPool::ThreadPool(std::size_t num_threads) {
+  if (num_threads == 0) throw std::invalid_argument("num_threads must be at least 1");
+  state_ = std::make_unique<State>(num_threads);
+  State::Registry& all = State::registry();
+  std::lock_guard lock(all.mutex);
+  all.pools.reserve(all.pools.size() + 1);
+  state_->start_workers();
+  all.pools.push_back(state_.get());
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    State::Registry& all = State::registry();
+    std::lock_guard lock(all.mutex);
+    std::erase(all.pools, state_.get());
+  }
+  // After a fork the handles name threads that do not exist here: they can be neither joined nor destroyed.
+  if (!state_->workers_lost) state_->stop_workers();
+}
+
+std::size_t ThreadPool::num_threads() const { return state_->num_threads; }
+
+void ThreadPool::run_task(Task task, void* argument) {
+  State& state = *state_;
+  std::lock_guard region(state.region);
+  if (state.num_threads == 1) {
+    DefaultFloatingPoint guard;
+    task(argument, 0);
+    return;
+  }
+  if (state.workers_lost) state.start_workers();  // the lost handles are left behind on purpose
+  state.task = task;
+  state.argument = argument;
+  state.unfinished.store(static_cast<std::uint32_t>(state.num_threads - 1), std::memory_order_relaxed);
+  state.epoch.fetch_add(1, std::memory_order_release);
+  state.epoch.notify_all();
+  {
+    DefaultFloatingPoint guard;
+    task(argument, 0);
+  }
+  for (std::uint32_t left; (left = state.unfinished.load(std::memory_order_acquire)) != 0;) {
+    wait_for_change(state.unfinished, left, state.spin);
+  }
+}
+
+void ThreadPool::barrier() {
+  State& state = *state_;
+  if (state.num_threads == 1) return;
+  const std::uint32_t phase = state.phase.load(std::memory_order_acquire);
+  if (state.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == state.num_threads) {
+    state.arrived.store(0, std::memory_order_relaxed);
+    state.phase.fetch_add(1, std::memory_order_release);
+    state.phase.notify_all();
+  } else {
+    wait_for_change(state.phase, phase, state.spin);
+  }
+}
+
+}  // namespace foreword

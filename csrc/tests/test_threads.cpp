@@ -1,0 +1,101 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "foreword/threads.h"
+
+using foreword::split_evenly;
+using foreword::ThreadPool;
+
+namespace {
+
+std::size_t sum_of_thread_ids(ThreadPool& pool) {
+  std::atomic<std::size_t> sum{0};
+  pool.run([&](std::size_t thread) { sum += thread + 1; });
+  return sum;
+}
+
+}  // namespace
+
+TEST(threads, every_thread_runs_the_body_once) {
+  for (std::size_t n : {1U, 2U, 3U, 9U}) {
+    ThreadPool pool(n);
+    CHECK(pool.num_threads() == n);
+    for (int round = 0; round < 200; ++round) {
+      std::vector<std::atomic<int>> calls(n);
+      pool.run([&](std::size_t thread) { ++calls[thread]; });
+      for (auto& count : calls) CHECK(count == 1);
+    }
+  }
+}
+
+TEST(threads, writes_before_a_barrier_are_seen_after_it) {
+  for (std::size_t n : {1U, 2U, 3U, 5U}) {
+    ThreadPool pool(n);
+    std::vector<std::size_t> values(n);
+    std::atomic<std::size_t> wrong{0};
+    for (std::size_t round = 1; round < 100; ++round) {
+      pool.run([&](std::size_t thread) {
+        for (std::size_t step = 0; step < 3; ++step) {
+          values[thread] = round * 10 + step;
+          pool.barrier();
+          for (std::size_t value : values) wrong += value != round * 10 + step;
+          pool.barrier();
+        }
+      });
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST(threads, zero_threads_are_refused) { CHECK_THROWS(ThreadPool(0), std::invalid_argument); }
+
+TEST(threads, callers_on_several_threads_take_turns) {
+  ThreadPool pool(2);
+  std::atomic<std::size_t> wrong{0};
+  auto caller = [&] {
+    for (int round = 0; round < 200; ++round) wrong += sum_of_thread_ids(pool) != 3;
+  };
+
+  std::thread first(caller), second(caller);
+  first.join();
+  second.join();
+
+  CHECK(wrong == 0);
+}
+
+TEST(threads, the_pool_works_in_a_forked_child_and_still_in_the_parent) {
+  ThreadPool pool(3);
+  CHECK(sum_of_thread_ids(pool) == 6);
+
+  const pid_t child = fork();
+  if (child == 0) {
+    bool works = sum_of_thread_ids(pool) == 6;
+    works = works && sum_of_thread_ids(pool) == 6;
+    _exit(works ? 0 : 1);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(sum_of_thread_ids(pool) == 6);
+}
+
+TEST(threads, split_evenly_covers_all_items_in_order) {
+  for (std::size_t items = 0; items < 20; ++items) {
+    for (std::size_t n = 1; n < 6; ++n) {
+      std::size_t next = 0;
+      for (std::size_t thread = 0; thread < n; ++thread) {
+        const auto [begin, end] = split_evenly(items, thread, n);
+        CHECK(begin == next && end >= begin && end - begin <= items / n + 1);
+        next = end;
+      }
+      CHECK(next == items);
+    }
+  }
+}
