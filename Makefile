@@ -1,0 +1,38 @@
+# Everything sets itself up in .venv; a machine needs only Python 3.11, gcc 12, CMake, make and git.
+PYTHON ?= python3
+VENV := .venv
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+
+.PHONY: demo test check bench clean
+.DEFAULT_GOAL := demo
+
+demo: $(VENV)/.installed  ## answer a question over a document with a real model
+	$(VENV)/bin/foreword pull smollm2
+	$(VENV)/bin/foreword generate --model smollm2 --temperature 0 --max-tokens 120 \
+		--document examples/document.txt "When was the lighthouse lit, and who kept it first?"
+
+test: $(VENV)/.installed-test  ## every test: C++, Python, the real model
+	$(VENV)/bin/foreword pull smollm2
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/test
+
+check: $(VENV)/.installed-test  ## format, lint, types, layers
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+
+bench: $(VENV)/.installed  ## the rows of docs/performance.md
+	$(VENV)/bin/foreword pull smollm2
+	$(VENV)/bin/foreword bench decode prefill batch waste quality --model smollm2
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
+	$(VENV)/bin/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
+	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist
