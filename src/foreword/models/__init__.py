@@ -1,0 +1,1 @@
+"""Models: sizes, weights and a forward pass. Files are read here and trusted nowhere."""

@@ -1,0 +1,56 @@
+"""What the runner needs of a model, and what a model needs of the runner's memory."""
+
+from typing import Protocol
+
+from foreword.core.config import ModelConfig
+from foreword.models.workspace import Workspace
+from foreword.ops.backend import F32, I32, AttentionBatch, KVArray
+
+
+class LayerCaches(Protocol):
+    """K and V of every layer, as the kernels read them; shapes in `ops.backend`."""
+
+    def k_cache(self, layer: int) -> KVArray:
+        """K of one layer."""
+
+    def v_cache(self, layer: int) -> KVArray:
+        """V of one layer."""
+
+
+class Model(Protocol):
+    """Sizes, weights and a forward pass."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes and constants."""
+
+    @property
+    def max_len(self) -> int:
+        """Positions the model can be run at: 0 up to, not including, this."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights and the rotary table."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how the files were read, a line each; usually nothing."""
+
+    def forward(
+        self,
+        token_ids: I32,
+        batch: AttentionBatch,
+        caches: LayerCaches,
+        workspace: Workspace,
+        *,
+        rows: I32 | None = None,
+    ) -> F32:
+        """Run the scheduled tokens through all layers, writing their K and V.
+
+        Shapes   `token_ids [T]`, `rows [R]` ascending positions in the step. Returns the hidden states before the final
+                 norm, `[T, hidden]` or, where `rows` is given, `[R, hidden]` of those rows alone, which saves most of
+                 the last layer. A view of the workspace, valid until its next use.
+        """
+
+    def logits(self, hidden: F32, out: F32 | None = None) -> F32:
+        """Logits `[R, vocab]` of hidden states `[R, hidden]`; written to `out` where given."""

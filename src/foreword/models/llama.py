@@ -1,0 +1,136 @@
+"""The llama family: llama, mistral, qwen2, qwen3. They differ in biases, in norms of q and k, and in rotary scaling.
+
+Letters: T tokens of the step, H query heads, J KV heads, D head dimension, E hidden size, I intermediate size, V words.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foreword.core.config import ModelConfig
+from foreword.models.base import LayerCaches
+from foreword.models.workspace import Workspace
+from foreword.ops.backend import F32, I32, AttentionBatch, Backend, PackedMatrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One layer, in the order it is run."""
+
+    attention_norm: F32  # [E]
+    qkv: PackedMatrix  # [(H + 2J) * D, E]: q, k and v heads, rotary pairs (i, i + D/2)
+    qkv_bias: F32 | None  # [(H + 2J) * D]
+    q_norm: F32 | None  # [D]
+    k_norm: F32 | None  # [D]
+    output: PackedMatrix  # [E, H * D]
+    output_bias: F32 | None  # [E]
+    mlp_norm: F32  # [E]
+    gate_up: PackedMatrix  # [2I, E]: gate, then up
+    gate_up_bias: F32 | None  # [2I]
+    down: PackedMatrix  # [E, I]
+    down_bias: F32 | None  # [E]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaWeights:
+    """All weights of a model."""
+
+    embedding: PackedMatrix  # [V, E]
+    layers: Sequence[LayerWeights]
+    final_norm: F32  # [E]
+    head: PackedMatrix  # [V, E]; the embedding itself where they are tied
+    cos_sin: F32  # [positions, D]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all of it, a tied embedding counted once."""
+        held = {id(part): part for part in (self.embedding, self.head)}
+        for layer in self.layers:
+            held |= {id(part): part for part in (layer.qkv, layer.output, layer.gate_up, layer.down)}
+        vectors = [self.final_norm, self.cos_sin]
+        for layer in self.layers:
+            fields = (getattr(layer, name) for name in LayerWeights.__slots__)
+            vectors += [value for value in fields if isinstance(value, np.ndarray)]
+        return sum(matrix.num_bytes for matrix in held.values()) + sum(vector.nbytes for vector in vectors)
+
+
+class Llama:
+    """A model of the llama family on one backend. Implements `models.base.Model`."""
+
+    def __init__(
+        self, config: ModelConfig, weights: LlamaWeights, backend: Backend, *, notes: tuple[str, ...] = ()
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.notes = notes
+        self.num_bytes = weights.num_bytes
+        self.max_len = len(weights.cos_sin)
+        self._backend = backend
+        self._scale = config.head_dim**-0.5
+
+    def forward(
+        self,
+        token_ids: I32,
+        batch: AttentionBatch,
+        caches: LayerCaches,
+        workspace: Workspace,
+        *,
+        rows: I32 | None = None,
+    ) -> F32:
+        """See `Model.forward`."""
+        num_tokens = len(token_ids)
+        hidden = workspace.hidden[:num_tokens]  # [T, E], the residual stream
+        self._backend.embed(self.weights.embedding, token_ids, hidden)
+        last = len(self.weights.layers) - 1
+        for index, layer in enumerate(self.weights.layers):
+            attended = self._attend(index, layer, hidden, batch, caches, workspace)
+            if index == last and rows is not None:
+                hidden, attended = _pick(rows, hidden, attended, workspace)
+            self._backend.linear(attended, layer.output, hidden, bias=layer.output_bias, accumulate=True)
+            self._feed_forward(layer, hidden, workspace.gate_up[: len(hidden)])
+        return hidden
+
+    def logits(self, hidden: F32, out: F32 | None = None) -> F32:
+        """See `Model.logits`."""
+        if out is None:
+            out = np.empty((len(hidden), self.config.vocab_size), np.float32)
+        weights = self.weights
+        self._backend.norm_linear(hidden, weights.final_norm, self.config.rms_norm_eps, weights.head, out)
+        return out
+
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: F32,
+        batch: AttentionBatch,
+        caches: LayerCaches,
+        workspace: Workspace,
+    ) -> F32:
+        """Project, rotate and store K and V of the whole step, then attend: `[T, H * D]`."""
+        backend, eps = self._backend, self.config.rms_norm_eps
+        qkv = workspace.qkv[: len(hidden)]  # [T, (H + 2J) * D]
+        attended = workspace.attention[: len(hidden)]  # [T, H * D]
+        k_cache, v_cache = caches.k_cache(index), caches.v_cache(index)
+        backend.norm_linear(hidden, layer.attention_norm, eps, layer.qkv, qkv, bias=layer.qkv_bias)
+        backend.rope_store_kv(
+            qkv, batch, self.weights.cos_sin, k_cache, v_cache, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=eps
+        )
+        backend.paged_attention(qkv, batch, k_cache, v_cache, self._scale, attended)
+        return attended
+
+    def _feed_forward(self, layer: LayerWeights, hidden: F32, gate_up: F32) -> None:
+        """Add `down(silu(gate) * up)` to the residual stream; `gate_up [T, 2I]` is scratch."""
+        backend, eps = self._backend, self.config.rms_norm_eps
+        backend.norm_linear(hidden, layer.mlp_norm, eps, layer.gate_up, gate_up, bias=layer.gate_up_bias)
+        backend.swiglu_linear(gate_up, layer.down, hidden, bias=layer.down_bias, accumulate=True)
+
+
+def _pick(rows: I32, hidden: F32, attended: F32, workspace: Workspace) -> tuple[F32, F32]:
+    """Rows that need logits, copied together; K and V of the others are written, nothing else of them is wanted."""
+    picked_hidden = workspace.last_hidden[: len(rows)]
+    picked_attended = workspace.last_attention[: len(rows)]
+    np.take(hidden, rows, axis=0, out=picked_hidden)
+    np.take(attended, rows, axis=0, out=picked_attended)
+    return picked_hidden, picked_attended
