@@ -49,7 +49,7 @@ class GenerationTracker:
         continuation = self._continuations[step.index]
         output = continuation.output
         if output.finish_reason is not None:  # a stop string ended it while the step was under way
-            return TextDelta(request_index, step.index, "", (), None)
+            return TextDelta(request_index, step.index, "", (), None, self.output)
         if step.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None if p is None else self._describe(p) for p in step.prompt_logprobs]
         self._count(continuation, step.usage)
@@ -65,9 +65,8 @@ class GenerationTracker:
         if step.finish_reason is not None:
             text += continuation.detokenizer.finish()
         shown = self._check_stops(continuation, step, text)
-        return TextDelta(
-            request_index, step.index, shown, tuple(t.token_id for t in step.new_tokens), output.finish_reason
-        )
+        ids = tuple(t.token_id for t in step.new_tokens)
+        return TextDelta(request_index, step.index, shown, ids, output.finish_reason, self.output)
 
     def _check_stops(self, continuation: _Continuation, step: SequenceStep, text: str) -> str:
         output = continuation.output

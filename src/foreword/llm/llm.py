@@ -82,9 +82,15 @@ class LLM:
             pass
         return run.outputs
 
-    def stream(self, prompts: object, sampling_params: SamplingParams | None = None) -> Iterator[TextDelta]:
-        """As `generate`, but yields text as it comes. Closing the iterator aborts what is still running."""
-        return self._start(as_prompt_list(prompts), sampling_params).deltas(None)
+    def stream(
+        self, prompts: object, sampling_params: SamplingParams | None = None, *, progress: Progress | None = None
+    ) -> Iterator[TextDelta]:
+        """As `generate`, but yields text as it comes.
+
+        Closing the iterator aborts what is still running, and so does an exception out of `progress`, which is called
+        between steps: the one place where stopping is safe while a long prompt is still being read.
+        """
+        return self._start(as_prompt_list(prompts), sampling_params).deltas(progress)
 
     def chat(
         self,
@@ -98,10 +104,14 @@ class LLM:
         return self.generate(self._chat_prompts(messages, tools), sampling_params, progress=progress)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        progress: Progress | None = None,
     ) -> Iterator[TextDelta]:
-        """As `chat` for one conversation, but yields text as it comes."""
-        return self.stream(self._chat_prompts(messages, None), sampling_params)
+        """As `chat` for one conversation, but yields text as it comes, like `stream`."""
+        return self.stream(self._chat_prompts(messages, None), sampling_params, progress=progress)
 
     def stats(self) -> EngineStats:
         """Counters of the engine since it started."""

@@ -62,3 +62,4 @@ class TextDelta:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
+    output: RequestOutput  # the request so far: complete once it has finished
