@@ -22,11 +22,7 @@ class Model(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """Sizes and constants."""
-
-    @property
-    def max_len(self) -> int:
-        """Positions the model can be run at: 0 up to, not including, this."""
+        """Sizes and constants; it can be run at positions below `max_position`."""
 
     @property
     def num_bytes(self) -> int:

@@ -65,7 +65,6 @@ class Llama:
         self.weights = weights
         self.notes = notes
         self.num_bytes = weights.num_bytes
-        self.max_len = len(weights.cos_sin)
         self._backend = backend
         self._scale = config.head_dim**-0.5
 
