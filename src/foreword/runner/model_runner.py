@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foreword.core.outputs import SampledToken, SamplingRow, SchedulerOutput, TokenLogprobs
 from foreword.core.types import SequenceId
@@ -20,7 +19,7 @@ _LOGITS_SLICE = 64  # rows of prompt logits held at once: bounds memory whatever
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Prompt logprobs wanted of a scheduled run: its i-th row predicts `next_token_ids[i]`."""
+    """Prompt logprobs wanted of a scheduled run: its i-th row of logits predicts `next_token_ids[i]`."""
 
     k: int
     next_token_ids: list[int]
@@ -54,39 +53,43 @@ class ModelRunner:
         """Run one step; every sequence with `samples` has a row in `sampling`."""
         self.kv.prepare(self._backend, output.fresh_blocks, output.copies)
         hidden = self.forward(output)
-        ends = np.cumsum([len(s.token_ids) for s in output.sequences])
         found: dict[SequenceId, list[TokenLogprobs]] = {}
-        for s, end in zip(output.sequences, ends.tolist(), strict=True):
+        drawn: list[tuple[SequenceId, int]] = []
+        first = 0
+        for s in output.sequences:
             wanted = prompt_rows.get(s.sequence_id)
             if wanted is not None:
-                first = end - len(s.token_ids)
-                found[s.sequence_id] = self._prompt_logprobs(hidden, first, wanted)
-        drawn = [(s.sequence_id, end - 1) for s, end in zip(output.sequences, ends.tolist(), strict=True) if s.samples]
+                found[s.sequence_id] = self._prompt_logprobs(hidden[first:], wanted)
+            first += s.num_logits
+            if s.samples:
+                drawn.append((s.sequence_id, first - 1))
         return RunnerResult(self._sample(hidden, drawn, sampling), found)
 
     def forward(self, output: SchedulerOutput) -> F32:
-        """Hidden states `[T, hidden]` of every scheduled token, in batch order; a view, valid until the next step."""
+        """Hidden states `[R, hidden]` of the rows whose logits are wanted, in batch order; valid until the next step."""
         batch = build_input_batch(output, self._block_size)
-        return self._model.forward(batch.token_ids, batch.attention, self.kv, self._workspace)
-
-    def logits(self, hidden: F32, rows: NDArray[np.intp]) -> F32:
-        """Logits `[R, vocab]` of some rows of the hidden states."""
-        return self._model.logits(hidden[rows])
+        ends = batch.attention.query_start_loc[1:].tolist()
+        rows = [
+            row for s, end in zip(output.sequences, ends, strict=True) for row in range(end - s.num_logits, end)
+        ]
+        return self._model.forward(
+            batch.token_ids, batch.attention, self.kv, self._workspace, rows=np.array(rows, np.int32)
+        )
 
     def _sample(
         self, hidden: F32, drawn: Sequence[tuple[SequenceId, int]], sampling: Mapping[SequenceId, SamplingRow]
     ) -> dict[SequenceId, SampledToken]:
         if not drawn:
             return {}
-        logits = self.logits(hidden, np.array([row for _, row in drawn], np.intp))
+        logits = self._model.logits(hidden[[row for _, row in drawn]])
         tokens = self._sampler.sample(logits, [sampling[sequence_id] for sequence_id, _ in drawn])
         return {sequence_id: token for (sequence_id, _), token in zip(drawn, tokens, strict=True)}
 
-    def _prompt_logprobs(self, hidden: F32, first: int, wanted: PromptRows) -> list[TokenLogprobs]:
+    def _prompt_logprobs(self, hidden: F32, wanted: PromptRows) -> list[TokenLogprobs]:
         found: list[TokenLogprobs] = []
         targets = wanted.next_token_ids
         for start in range(0, len(targets), _LOGITS_SLICE):
             part = targets[start : start + _LOGITS_SLICE]
-            rows = np.arange(first + start, first + start + len(part))
-            found += self._sampler.prompt_logprobs(self.logits(hidden, rows), part, wanted.k)
+            logits = self._model.logits(hidden[start : start + len(part)])
+            found += self._sampler.prompt_logprobs(logits, part, wanted.k)
         return found
