@@ -18,8 +18,8 @@ VOCAB = 50
 
 
 def make_row(params: SamplingParams, *, prompt: list[int] | None = None, output: list[int] | None = None) -> SamplingRow:
-    out = [TokenId(t) for t in output or []]
-    return SamplingRow(params, params.seed or 0, 0, len(out), [TokenId(t) for t in prompt or [1]], out)
+    prompt = prompt or [1]
+    return SamplingRow(params, params.seed or 0, 0, [TokenId(t) for t in prompt + (output or [])], len(prompt))
 
 
 def random_logits(seed: int, rows: int = 1) -> NDArray[np.float32]:
@@ -64,7 +64,7 @@ def test_draws_follow_the_softmax() -> None:
     expected = np.exp(scaled - scaled.max()) / np.exp(scaled - scaled.max()).sum()
     num_draws = 4000
 
-    rows = [SamplingRow(params, 7, 0, i, [TokenId(1)], []) for i in range(num_draws)]
+    rows = [SamplingRow(params, 7, i, [TokenId(1)], 1) for i in range(num_draws)]
     tokens = [t.token_id for t in sampler.sample(np.repeat(logits, num_draws, axis=0), rows)]
 
     share = np.bincount(tokens, minlength=VOCAB) / num_draws
@@ -129,7 +129,7 @@ def test_logit_bias_moves_the_choice(bias: dict[int, float], expected: int) -> N
 def test_forbidden_tokens_are_never_drawn() -> None:
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 3] = 50.0
-    row = SamplingRow(SamplingParams(temperature=0), 0, 0, 0, [TokenId(1)], [], forbidden_token_ids=(3,))
+    row = SamplingRow(SamplingParams(temperature=0), 0, 0, [TokenId(1)], 1, forbidden_token_ids=(TokenId(3),))
 
     assert Sampler(ReferenceBackend()).sample(logits, [row])[0].token_id == 0
 

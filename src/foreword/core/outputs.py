@@ -97,12 +97,19 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What the sampler needs to know of one row of logits, beside the logits."""
+    """What the sampler needs to know of one row of logits, beside the logits.
+
+    `token_ids` is the sequence's own list (prompt, then output), read but never changed or kept by the reader.
+    """
 
     params: SamplingParams
     seed: int
     sequence_index: int
-    position: int  # number of output tokens drawn before this one
-    prompt_token_ids: list[TokenId]
-    output_token_ids: list[TokenId]
+    token_ids: list[TokenId]
+    prompt_len: int
     forbidden_token_ids: tuple[TokenId, ...] = ()  # end tokens while fewer than min_tokens were drawn
+
+    @property
+    def position(self) -> int:
+        """Output tokens drawn before this one."""
+        return len(self.token_ids) - self.prompt_len

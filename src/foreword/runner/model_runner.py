@@ -43,6 +43,7 @@ class ModelRunner:
         self._block_size = block_size
         self._workspace = Workspace(model.config, token_budget)
         self._sampler = Sampler(backend)
+        self.vocab_size = model.config.vocab_size
 
     def execute(
         self,

@@ -93,9 +93,9 @@ def _adjust(logits: F32, row: SamplingRow) -> None:
     """
     params = row.params
     if _has_penalties(row):
-        output, counts = np.unique(np.asarray(row.output_token_ids, np.int64), return_counts=True)
+        output, counts = np.unique(np.array(row.token_ids[row.prompt_len :], np.int64), return_counts=True)
         if params.repetition_penalty != 1:
-            seen = np.union1d(output, np.asarray(row.prompt_token_ids, np.int64))
+            seen = np.unique(np.array(row.token_ids, np.int64))
             penalty = np.float32(params.repetition_penalty)
             logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
         frequency = counts.astype(np.float32) * np.float32(params.frequency_penalty)

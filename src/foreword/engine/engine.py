@@ -1,0 +1,228 @@
+"""Ties scheduler and runner together, one step at a time. Never sees a string of text."""
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from foreword.core.config import CacheConfig, SchedulerConfig
+from foreword.core.errors import InvalidRequestError, InvariantError
+from foreword.core.outputs import SamplingRow, SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
+from foreword.core.sampling_params import MAX_N, SEED_BITS, SamplingParams
+from foreword.core.sequence import FinishReason, Request, Sequence
+from foreword.core.types import RequestId, SequenceId, TokenId
+from foreword.engine.metrics import EngineStats
+from foreword.kv_cache.manager import KVCacheManager
+from foreword.runner.model_runner import ModelRunner, PromptRows
+from foreword.scheduler.scheduler import Scheduler
+
+
+class Engine:
+    """Runs requests to their end. Deterministic: equal calls give equal steps and equal tokens.
+
+    `draw_seed` gives the seed of a request that names none; it is the only source of randomness.
+    One thread uses an engine at a time.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        *,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
+    ) -> None:
+        self._runner = runner
+        self._manager = KVCacheManager(cache)
+        self._scheduler = Scheduler(scheduler, self._manager)
+        self._draw_seed = draw_seed
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._requests: dict[RequestId, Request] = {}
+        self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs | None]] = {}
+        self._next_sequence_id = 0
+        self._now = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True while a request waits or runs."""
+        return self._scheduler.has_unfinished
+
+    def has_room(self) -> bool:
+        """True when the waiting queue takes another request, however many sequences it asks for."""
+        waiting = self._scheduler.num_waiting
+        return waiting == 0 or waiting + MAX_N <= self._scheduler.config.max_waiting
+
+    def check(self, prompt_token_ids: Iterable[int], params: SamplingParams) -> None:
+        """Raise what `add` would raise for the request itself, changing nothing."""
+        self._scheduler.check(self._request(RequestId(""), prompt_token_ids, params, frozenset(), b""))
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        eos_token_ids: Iterable[int] = (),
+        *,
+        namespace: bytes = b"",
+    ) -> None:
+        """Queue a request.
+
+        Raises
+            InvalidRequestError: the prompt is empty, too long or holds ids outside the vocabulary; the id is in use.
+            CapacityError: it can never fit in the pool.
+            QueueFullError: too many requests wait. In each case nothing has changed.
+        """
+        eos = frozenset(TokenId(t) for t in eos_token_ids)
+        request = self._request(RequestId(request_id), prompt_token_ids, params, eos, namespace)
+        self._scheduler.add(request)
+        self._next_sequence_id += params.n
+        self._requests[request.request_id] = request
+        for sequence in request.sequences:
+            self._sequences[sequence.sequence_id] = sequence
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs[request.sequences[0].sequence_id] = [None] * len(request.prompt_token_ids)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at once, at any point of its life; one that is gone already is left alone."""
+        self._scheduler.abort(RequestId(request_id))
+        self._forget_finished(RequestId(request_id))
+
+    def abort_all(self) -> None:
+        """End every request."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
+    def finish(self, request_id: str, index: int) -> None:
+        """End one sequence of a request because its text met a stop string; one that has ended stays as it is."""
+        request = self._requests.get(RequestId(request_id))
+        if request is not None:
+            self._scheduler.finish(request.sequences[index].sequence_id, FinishReason.STOP)
+            self._forget_finished(request.request_id)
+
+    def step(self) -> StepResult:
+        """Schedule, run and sample once; does nothing when there is nothing to do.
+
+        Raises
+            InvariantError: requests wait but none can compute anything (a bug, told instead of hanging).
+            Whatever the runner raises: the step's sequences then wait again, with nothing of it kept.
+        """
+        self._now += 1
+        output = self._scheduler.schedule(self._now)
+        if output is None:
+            if self._scheduler.has_unfinished:
+                raise InvariantError("requests wait, but none of them can compute anything")
+            return StepResult(self._now, 0, ())
+        try:
+            result = self._runner.execute(output, self._sampling_rows(output), self._prompt_rows(output))
+        except BaseException:
+            self._scheduler.discard(output)
+            raise
+        for s in output.sequences:
+            found = result.prompt_logprobs.get(s.sequence_id)
+            if found is not None:
+                self._prompt_logprobs[s.sequence_id][s.start + 1 : s.start + 1 + len(found)] = found
+        steps = [self._with_prompt_logprobs(step) for step in self._scheduler.update(output, result.sampled)]
+        for step in steps:
+            if step.finish_reason is not None:
+                self._forget_finished(step.request_id)
+        return StepResult(self._now, output.num_tokens, tuple(steps))
+
+    def stats(self) -> EngineStats:
+        """Counters since the start, and how the pool's blocks stand now."""
+        counters, cache, pool = self._scheduler.counters, self._manager.stats, self._manager.pool
+        return EngineStats(
+            num_steps=counters.num_steps,
+            computed_tokens=counters.computed_tokens,
+            prefilled_tokens=counters.prefilled_tokens,
+            decoded_tokens=counters.decoded_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            cached_tokens=counters.cached_tokens,
+            sampled_tokens=counters.sampled_tokens,
+            num_preemptions=counters.num_preemptions,
+            waste_ratio=counters.waste_ratio,
+            num_waiting=self._scheduler.num_waiting,
+            num_running=self._scheduler.num_running,
+            num_blocks=pool.num_blocks,
+            free_blocks=pool.num_free,
+            held_blocks=pool.num_held,
+            cached_blocks=pool.num_blocks - pool.num_free - pool.num_held,
+            queried_tokens=cache.queried_tokens,
+            hit_tokens=cache.hit_tokens,
+            copied_blocks=cache.copied_blocks,
+            evicted_blocks=cache.evicted_blocks,
+            deduplicated_blocks=cache.deduplicated_blocks,
+        )
+
+    def check_invariants(self) -> None:
+        """Raise InvariantError unless all bookkeeping adds up. Cost: O(everything)."""
+        self._scheduler.check_invariants()
+
+    def _request(
+        self,
+        request_id: RequestId,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        eos_token_ids: frozenset[TokenId],
+        namespace: bytes,
+    ) -> Request:
+        prompt = tuple(TokenId(t) for t in prompt_token_ids)
+        self._check_vocabulary(prompt, params)
+        seed = self._draw_seed() if params.seed is None else params.seed
+        sequences = [
+            Sequence(
+                sequence_id=SequenceId(self._next_sequence_id + index),
+                request_id=request_id,
+                index=index,
+                token_ids=list(prompt),
+                prompt_len=len(prompt),
+                params=params,
+                seed=seed % (1 << SEED_BITS),
+            )
+            for index in range(params.n)
+        ]
+        return Request(request_id, prompt, params, eos_token_ids, namespace, self._now, sequences)
+
+    def _check_vocabulary(self, prompt: tuple[TokenId, ...], params: SamplingParams) -> None:
+        vocab_size = self._runner.vocab_size
+        for field, ids in (
+            ("prompt", prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+                raise InvalidRequestError(field, f"token ids from 0 to {vocab_size - 1}", (min(ids), max(ids)))
+
+    def _sampling_rows(self, output: SchedulerOutput) -> dict[SequenceId, SamplingRow]:
+        return {s.sequence_id: self._sampling_row(self._sequences[s.sequence_id]) for s in output.sequences if s.samples}
+
+    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
+        params = sequence.params
+        forbidden: tuple[TokenId, ...] = ()
+        if sequence.num_output_tokens < params.min_tokens:
+            eos = frozenset() if params.ignore_eos else self._requests[sequence.request_id].eos_token_ids
+            forbidden = (*eos, *(TokenId(t) for t in params.stop_token_ids))
+        return SamplingRow(params, sequence.seed, sequence.index, sequence.token_ids, sequence.prompt_len, forbidden)
+
+    def _prompt_rows(self, output: SchedulerOutput) -> dict[SequenceId, PromptRows]:
+        rows = {}
+        for s in output.sequences:
+            sequence = self._sequences[s.sequence_id]
+            k = sequence.params.prompt_logprobs
+            if k is not None and s.sequence_id in self._prompt_logprobs and not sequence.num_output_tokens:
+                end = min(s.start + 1 + s.num_logits, sequence.prompt_len)
+                rows[s.sequence_id] = PromptRows(k, list(sequence.token_ids[s.start + 1 : end]))
+        return rows
+
+    def _with_prompt_logprobs(self, step: SequenceStep) -> SequenceStep:
+        found = self._prompt_logprobs.pop(step.sequence_id, None)
+        return step if found is None else replace(step, prompt_logprobs=tuple(found))
+
+    def _forget_finished(self, request_id: RequestId) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        for sequence in request.sequences:
+            if sequence.is_finished:
+                self._sequences.pop(sequence.sequence_id, None)
+                self._prompt_logprobs.pop(sequence.sequence_id, None)
+        if all(sequence.is_finished for sequence in request.sequences):
+            del self._requests[request_id]
