@@ -47,10 +47,9 @@ class LLM:
 
     def __init__(self, model: str | Path, **options: object) -> None:
         self.options = _options(options)
-        path = Path(model)
-        files = open_model_files(path)
-        self.tokenizer, self._template_source = load_text(files)
-        self._engine, self._model, self.summary = load_engine(path, self.options)
+        with open_model_files(model) as files:
+            self.tokenizer, self._chat_template = load_text(files)
+            self._engine, self._model, self.summary = load_engine(files, self.options)
         self._request_numbers = count()
 
     def __enter__(self) -> Self:
@@ -124,7 +123,9 @@ class LLM:
         Raises
             InvalidRequestError: the model has none.
         """
-        return ChatTemplate(self._template_source, self.tokenizer)
+        if self._chat_template is None:
+            raise InvalidRequestError("messages", "a model with a chat template", self.summary.model)
+        return self._chat_template
 
     def _chat_prompts(self, messages: object, tools: object) -> list[object]:
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:

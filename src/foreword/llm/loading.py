@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
@@ -10,7 +9,7 @@ from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.engine.engine import Engine
 from foreword.llm.machine import available_bytes, physical_cores
 from foreword.models.base import Model
-from foreword.models.registry import load_model
+from foreword.models.registry import ModelFiles, WeightDtype, load_model
 from foreword.ops.backend import Backend
 from foreword.ops.cpu import CpuBackend
 from foreword.ops.reference import ReferenceBackend
@@ -27,7 +26,7 @@ class EngineOptions:
     threads: int | None = None
     backend: Literal["cpu", "reference"] = "cpu"
     instruction_set: str = "auto"
-    weight_dtype: str = "auto"
+    weight_dtype: WeightDtype = "auto"
     kv_cache: bool = True  # False: the naive loop that recomputes everything each step
     kv_dtype: KVDtype = "f16"
     kv_memory_bytes: int | None = None
@@ -75,18 +74,20 @@ def make_backend(options: EngineOptions) -> Backend:
     return CpuBackend(num_threads=threads, instruction_set=options.instruction_set)
 
 
-def load_engine(path: Path, options: EngineOptions) -> tuple[Engine, Model, LoadSummary]:
+def load_engine(files: ModelFiles, options: EngineOptions) -> tuple[Engine, Model, LoadSummary]:
     """Load weights, reserve the KV pool and put the engine together.
 
     Raises
-        ModelNotFoundError, ModelFormatError: the path holds no usable model.
+        ModelFormatError: the files hold no usable model.
         CapacityError: the KV memory granted can't hold one sequence of `max_model_len` tokens.
         InvalidRequestError: an option is out of range.
     """
     started = time.perf_counter()
     free = available_bytes()
     backend = make_backend(options)
-    model = load_model(path, backend, weight_dtype=options.weight_dtype)
+    model = load_model(
+        files, backend, weight_dtype=options.weight_dtype, max_model_len=options.max_model_len
+    )
     cache, max_model_len = _plan_pool(model, options, free)
     scheduler = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
@@ -97,7 +98,7 @@ def load_engine(path: Path, options: EngineOptions) -> tuple[Engine, Model, Load
     storage = KVStorage(model.config, cache)
     runner = ModelRunner(model, backend, storage, cache.block_size, scheduler.token_budget)
     summary = LoadSummary(
-        model=path.name,
+        model=files.path.name,
         architecture=model.config.architecture,
         backend=backend.name,
         instruction_set=backend.instruction_set,
@@ -123,9 +124,7 @@ def _plan_pool(model: Model, options: EngineOptions, free_bytes: int) -> tuple[C
     """How many blocks the pool has, and the longest sequence it serves."""
     if options.kv_memory_bytes is not None and options.kv_memory_bytes < 1:
         raise InvalidRequestError("kv_memory", "a positive number of bytes", options.kv_memory_bytes)
-    longest = model.config.max_position if options.max_model_len is None else options.max_model_len
-    if isinstance(longest, bool) or not isinstance(longest, int) or not 2 <= longest <= model.config.max_position:
-        raise InvalidRequestError("max_model_len", f"an integer from 2 to {model.config.max_position}", longest)
+    longest = model.config.max_position
     one = CacheConfig(
         num_blocks=1,
         block_size=options.block_size,
