@@ -1,0 +1,34 @@
+// Attention of one unit, per instruction set. Plain pointers only: nothing here is compiled into the kernels' files.
+#pragma once
+
+#include "attention_plan.h"
+
+namespace foreword {
+
+inline constexpr std::size_t kPanel = 16;  // width of a packed panel: keys of a K panel, dimensions of a V panel
+
+struct AttentionProblem {
+  AttentionArgs args;
+  KvCacheView cache;
+  std::size_t group;           // H / J query heads to a KV head
+  std::size_t padded_dim;      // D, rounded up to whole panels
+  std::size_t partial_floats;  // of one partial row: padded_dim values, then peak and sum
+  const AttentionToken* tokens;
+  const std::uint32_t* unit_tokens;
+  float* partials;
+};
+
+struct AttentionKernels {
+  // The rows of `unit` that belong to one KV head. scratch: scratch_floats() floats.
+  void (*attend)(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch);
+  // The partial results of a token's heads that belong to one KV head, merged and written to out.
+  void (*merge)(const AttentionProblem& problem, const AttentionToken& token, std::size_t kv_head);
+};
+
+// What attend() needs for units of up to `rows` rows.
+std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows);
+
+extern const AttentionKernels kAttentionScalar;
+extern const AttentionKernels kAttentionAvx2;
+
+}  // namespace foreword

@@ -1,0 +1,289 @@
+// Attention of one unit: its tiles in order, each packed where that pays. Included from the one .cpp of an instruction
+// set.
+#pragma once
+
+#include "attention_kernel.h"
+
+namespace foreword {
+namespace {
+
+constexpr float kLog2E = 0x1.715476p+0f;
+
+inline const AttentionToken& unit_token(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t i) {
+  return problem.tokens[problem.unit_tokens[unit.token_begin + i]];
+}
+
+// Queries of the unit, scaled, in the order score_block reads them.
+inline void pack_queries(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head,
+                         const TileWork& work) {
+  const float scale = problem.args.scale * kLog2E;
+  for (std::size_t r = 0; r < work.rows; ++r) {
+    const std::size_t first = r / kRowGroup * kRowGroup;
+    const std::size_t width = work.rows - first < kRowGroup ? work.rows - first : kRowGroup;
+    const std::size_t token = static_cast<std::size_t>(unit_token(problem, unit, r / problem.group).token);
+    const std::size_t head = kv_head * problem.group + r % problem.group;
+    const float* const query = problem.args.qkv + token * problem.args.qkv_stride + head * work.head_dim;
+    float* const packed = work.queries + first * work.head_dim + (r - first);
+    for (std::size_t d = 0; d < work.head_dim; ++d) packed[d * width] = query[d] * scale;
+  }
+}
+
+// Sets how many keys of the tile each row sees; returns the largest.
+inline std::size_t set_limits(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t tile,
+                              const TileWork& work) {
+  const std::int64_t start = static_cast<std::int64_t>(tile * kAttentionTile);
+  std::int64_t largest = 0;
+  for (std::size_t i = 0; i < unit.num_tokens; ++i) {
+    std::int64_t limit = unit_token(problem, unit, i).position + 1 - start;
+    if (limit < 0) limit = 0;
+    if (limit > static_cast<std::int64_t>(kAttentionTile)) limit = kAttentionTile;
+    for (std::size_t g = 0; g < problem.group; ++g) {
+      work.limits[i * problem.group + g] = static_cast<std::int32_t>(limit);
+    }
+    if (limit > largest) largest = limit;
+  }
+  return static_cast<std::size_t>(largest);
+}
+
+// The blocks of one KV head as the tile's keys see them.
+template <class T>
+struct TileBlocks {
+  const T* keys;
+  const T* values;
+  const std::int32_t* table;
+  std::size_t block_size, head_dim, block_stride, start;
+
+  TileBlocks(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile) {
+    block_size = problem.cache.block_size;
+    head_dim = problem.cache.head_dim;
+    const std::size_t head_size = block_size * head_dim;
+    block_stride = problem.cache.num_kv_heads * head_size;
+    keys = static_cast<const T*>(problem.cache.k) + kv_head * head_size;
+    values = static_cast<const T*>(problem.cache.v) + kv_head * head_size;
+    table = unit.block_table;
+    start = tile * kAttentionTile;
+  }
+
+  struct Place {
+    std::size_t block, offset;
+  };
+  Place place(std::size_t key) const {
+    const std::size_t position = start + key;
+    return {static_cast<std::size_t>(table[position / block_size]) * block_stride, position % block_size};
+  }
+};
+
+// Points at the tile where it lies: vectors of keys and of values are whole.
+template <class Simd, class T>
+void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<Simd, T>& tile) {
+  tile.key_stride = blocks.block_size;
+  std::size_t key = 0;
+  while (key < num_keys) {
+    const auto [block, offset] = blocks.place(key);
+    const std::size_t left = blocks.block_size - offset;
+    const std::size_t run = left < num_keys - key ? left : num_keys - key;
+    for (std::size_t i = 0; i < run; i += Simd::kLanes) {
+      tile.key_vectors[(key + i) / Simd::kLanes] = blocks.keys + block + offset + i;
+    }
+    for (std::size_t i = 0; i < run; ++i) {
+      tile.value_rows[key + i] = blocks.values + block + (offset + i) * blocks.head_dim;
+    }
+    key += run;
+  }
+  // score_block works on up to four vectors: let those behind the last repeat it.
+  const std::size_t used = (num_keys + Simd::kLanes - 1) / Simd::kLanes;
+  for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
+}
+
+// Copies the tile's keys into panels [D, kPanel] of f32.
+template <class Simd, class T>
+void pack_keys(const TileBlocks<T>& blocks, std::size_t num_keys, float* packed) {
+  for (std::size_t key = 0; key < num_keys; key += Simd::kLanes) {
+    float* const panel = packed + key / kPanel * kPanel * blocks.head_dim + key % kPanel;
+    const auto [block, offset] = blocks.place(key);
+    if (offset + Simd::kLanes <= blocks.block_size) {
+      const T* const source = blocks.keys + block + offset;
+      for (std::size_t d = 0; d < blocks.head_dim; ++d) {
+        Simd::store(panel + d * kPanel, Simd::load(source + d * blocks.block_size));
+      }
+      continue;
+    }
+    for (std::size_t lane = 0; lane < Simd::kLanes && key + lane < num_keys; ++lane) {
+      const auto at = blocks.place(key + lane);
+      const T* const source = blocks.keys + at.block + at.offset;
+      for (std::size_t d = 0; d < blocks.head_dim; ++d) {
+        panel[d * kPanel + lane] = Simd::to_float(source[d * blocks.block_size]);
+      }
+    }
+  }
+}
+
+// Copies the tile's values into panels [kAttentionTile, kPanel] of f32; dimensions behind the last are zero.
+template <class Simd, class T>
+void pack_values(const TileBlocks<T>& blocks, std::size_t num_keys, std::size_t padded_dim, float* packed) {
+  const std::size_t whole = blocks.head_dim / Simd::kLanes * Simd::kLanes;
+  for (std::size_t key = 0; key < num_keys; ++key) {
+    const auto [block, offset] = blocks.place(key);
+    const T* const row = blocks.values + block + offset * blocks.head_dim;
+    const auto target = [&](std::size_t d) {
+      return packed + d / kPanel * kPanel * kAttentionTile + key * kPanel + d % kPanel;
+    };
+    for (std::size_t d = 0; d < whole; d += Simd::kLanes) Simd::store(target(d), Simd::load(row + d));
+    for (std::size_t d = whole; d < padded_dim; ++d) {
+      *target(d) = d < blocks.head_dim ? Simd::to_float(row[d]) : 0.0f;
+    }
+  }
+}
+
+// One tile of one unit: weights and weighted values of every row that sees some of it.
+template <class Simd, class T>
+void attend_tile(const TileBlocks<T>& blocks, bool in_place, std::size_t num_keys, const TileWork& work) {
+  if (in_place) {
+    TileKeys<Simd, T> tile;
+    point_at_tile<Simd>(blocks, num_keys, tile);
+    score_tile<Simd, T>(work, tile, num_keys);
+    soften_tile<Simd>(work);
+    const auto panel_of = [&](std::size_t d) {
+      return [&tile, d](std::size_t key) { return tile.value_rows[key] + d; };
+    };
+    if (work.padded_dim % (2 * kPanel) == 0) {
+      value_tile<Simd, 2 * kPanel>(work, panel_of);
+    } else {
+      value_tile<Simd, kPanel>(work, panel_of);
+    }
+    return;
+  }
+  pack_keys<Simd>(blocks, num_keys, work.packed_keys);
+  pack_values<Simd>(blocks, num_keys, work.padded_dim, work.packed_values);
+  TileKeys<Simd, float> tile;
+  tile.key_stride = kPanel;
+  for (std::size_t v = 0; v < kAttentionTile / Simd::kLanes; ++v) {
+    const std::size_t key = v * Simd::kLanes;
+    tile.key_vectors[v] = work.packed_keys + key / kPanel * kPanel * work.head_dim + key % kPanel;
+  }
+  score_tile<Simd, float>(work, tile, num_keys);
+  soften_tile<Simd>(work);
+  value_tile<Simd, kPanel>(work, [&](std::size_t d) {
+    const float* const panel = work.packed_values + d * kAttentionTile;
+    return [panel](std::size_t key) { return panel + key * kPanel; };
+  });
+}
+
+// Merges this tile into the tiles before it.
+template <class Simd>
+void merge_tile(const TileWork& work) {
+  for (std::size_t r = 0; r < work.rows; r += Simd::kLanes) {
+    const auto peak = Simd::load(work.peak + r), tile_peak = Simd::load(work.tile_peak + r);
+    const auto new_peak = Simd::larger(peak, tile_peak);
+    const auto old_share = power_of_two<Simd>(peak - new_peak), tile_share = power_of_two<Simd>(tile_peak - new_peak);
+    Simd::store(work.peak + r, new_peak);
+    Simd::store(work.old_share + r, old_share);
+    Simd::store(work.tile_share + r, tile_share);
+    const auto tile_sum = Simd::load(work.tile_sum + r) * tile_share;
+    Simd::store(work.sum + r, Simd::multiply_add(Simd::load(work.sum + r), old_share, tile_sum));
+  }
+  for (std::size_t r = 0; r < work.rows; ++r) {
+    if (work.limits[r] == 0) continue;
+    const auto old_share = Simd::set(work.old_share[r]), tile_share = Simd::set(work.tile_share[r]);
+    float* const values = work.values + r * work.padded_dim;
+    const float* const tile_values = work.tile_values + r * work.padded_dim;
+    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) {
+      const auto tile = Simd::load(tile_values + d) * tile_share;
+      Simd::store(values + d, Simd::multiply_add(Simd::load(values + d), old_share, tile));
+    }
+  }
+}
+
+// Writes values / sum to the D dimensions of one head.
+template <class Simd>
+FOREWORD_INLINE void write_row(const float* values, float sum, std::size_t head_dim, float* out) {
+  const auto divisor = Simd::set(sum);
+  const std::size_t whole = head_dim / Simd::kLanes * Simd::kLanes;
+  for (std::size_t d = 0; d < whole; d += Simd::kLanes) Simd::store(out + d, Simd::load(values + d) / divisor);
+  for (std::size_t d = whole; d < head_dim; ++d) out[d] = values[d] / sum;
+}
+
+inline float* partial_row(const AttentionProblem& problem, const AttentionToken& token, std::size_t tile,
+                          std::size_t head) {
+  return problem.partials + (token.partial + tile * problem.args.num_heads + head) * problem.partial_floats;
+}
+
+// Keeps this tile's result of every row that sees some of it.
+template <class Simd>
+void store_partials(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile,
+                    const TileWork& work) {
+  for (std::size_t r = 0; r < work.rows; ++r) {
+    if (work.limits[r] == 0) continue;
+    const AttentionToken& token = unit_token(problem, unit, r / problem.group);
+    float* const row = partial_row(problem, token, tile, kv_head * problem.group + r % problem.group);
+    const float* const values = work.tile_values + r * work.padded_dim;
+    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) Simd::store(row + d, Simd::load(values + d));
+    row[work.padded_dim] = work.tile_peak[r];
+    row[work.padded_dim + 1] = work.tile_sum[r];
+  }
+}
+
+template <class Simd>
+void write_rows(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const TileWork& work) {
+  for (std::size_t r = 0; r < work.rows; ++r) {
+    const std::size_t token = static_cast<std::size_t>(unit_token(problem, unit, r / problem.group).token);
+    const std::size_t head = kv_head * problem.group + r % problem.group;
+    write_row<Simd>(work.values + r * work.padded_dim, work.sum[r], work.head_dim,
+                    problem.args.out + token * problem.args.out_stride + head * work.head_dim);
+  }
+}
+
+template <class Simd, class T>
+void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
+  TileWork work(problem, unit, scratch);
+  pack_queries(problem, unit, kv_head, work);
+  for (std::size_t tile = unit.tile_begin; tile < unit.tile_end; ++tile) {
+    const std::size_t num_keys = set_limits(problem, unit, tile, work);
+    attend_tile<Simd>(TileBlocks<T>(problem, unit, kv_head, tile), unit.in_place, num_keys, work);
+    if (unit.split) {
+      store_partials<Simd>(problem, unit, kv_head, tile, work);
+    } else if (tile == 0) {  // every row sees some of it
+      work.start_from_tile();
+    } else {
+      merge_tile<Simd>(work);
+    }
+  }
+  if (!unit.split) write_rows<Simd>(problem, unit, kv_head, work);
+}
+
+template <class Simd>
+void attend(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
+  if (problem.cache.dtype == KvDtype::kF16) {
+    attend_unit<Simd, std::uint16_t>(problem, unit, kv_head, scratch);
+  } else {
+    attend_unit<Simd, float>(problem, unit, kv_head, scratch);
+  }
+}
+
+// The partial results of one token's heads: merge_tile's arithmetic, one row at a time, into the row of tile 0.
+template <class Simd>
+void merge_partials(const AttentionProblem& problem, const AttentionToken& token, std::size_t kv_head) {
+  const std::size_t last = static_cast<std::size_t>(token.position) / kAttentionTile;
+  for (std::size_t g = 0; g < problem.group; ++g) {
+    const std::size_t head = kv_head * problem.group + g;
+    float* const values = partial_row(problem, token, 0, head);
+    auto peak = Simd::set(values[problem.padded_dim]), sum = Simd::set(values[problem.padded_dim + 1]);
+    for (std::size_t tile = 1; tile <= last; ++tile) {
+      const float* const row = partial_row(problem, token, tile, head);
+      const auto tile_peak = Simd::set(row[problem.padded_dim]), tile_sum = Simd::set(row[problem.padded_dim + 1]);
+      const auto new_peak = Simd::larger(peak, tile_peak);
+      const auto old_share = power_of_two<Simd>(peak - new_peak), tile_share = power_of_two<Simd>(tile_peak - new_peak);
+      peak = new_peak;
+      sum = Simd::multiply_add(sum, old_share, tile_sum * tile_share);
+      for (std::size_t d = 0; d < problem.padded_dim; d += Simd::kLanes) {
+        const auto share = Simd::load(row + d) * tile_share;
+        Simd::store(values + d, Simd::multiply_add(Simd::load(values + d), old_share, share));
+      }
+    }
+    const std::size_t out = static_cast<std::size_t>(token.token) * problem.args.out_stride;
+    write_row<Simd>(values, sum[0], problem.cache.head_dim, problem.args.out + out + head * problem.cache.head_dim);
+  }
+}
+
+}  // namespace
+}  // namespace foreword

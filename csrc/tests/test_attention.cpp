@@ -1,0 +1,383 @@
+// Paged attention against dense attention in double, and against itself cut in every other way, bit for bit.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "foreword/attention.h"
+#include "half.h"
+
+using namespace foreword;
+
+namespace {
+
+struct Shape {
+  std::size_t heads, kv_heads, dim, block;
+  KvDtype dtype;
+};
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kScale = 0.37f;
+
+// One sequence's queries, keys and values, position by position; keys and values as the cache holds them.
+struct Sequence {
+  std::size_t length;
+  std::vector<float> queries, keys, values;  // [length, heads * D]
+
+  Sequence(const Shape& shape, std::size_t length, unsigned seed) : length(length) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    queries.resize(length * shape.heads * shape.dim);
+    keys.resize(length * shape.kv_heads * shape.dim);
+    values.resize(keys.size());
+    for (float& x : queries) x = normal(random);
+    for (std::vector<float>* part : {&keys, &values}) {
+      for (float& x : *part) {
+        x = normal(random);
+        if (shape.dtype == KvDtype::kF16) x = half_to_float(float_to_half(x));
+      }
+    }
+  }
+};
+
+// A block pool whose slots hold NaN until written.
+struct Pool {
+  Shape shape;
+  std::size_t num_blocks;
+  std::vector<float> k32, v32;
+  std::vector<std::uint16_t> k16, v16;
+
+  Pool(const Shape& shape, std::size_t num_blocks) : shape(shape), num_blocks(num_blocks) {
+    const std::size_t size = num_blocks * shape.kv_heads * shape.dim * shape.block;
+    if (shape.dtype == KvDtype::kF32) {
+      k32.assign(size, kNan);
+      v32.assign(size, kNan);
+    } else {
+      k16.assign(size, 0x7e01);
+      v16.assign(size, 0x7e01);
+    }
+  }
+
+  void write(std::size_t slot, const float* key, const float* value) {
+    const std::size_t block = slot / shape.block, offset = slot % shape.block;
+    for (std::size_t j = 0; j < shape.kv_heads; ++j) {
+      const std::size_t head = (block * shape.kv_heads + j) * shape.dim * shape.block;
+      for (std::size_t d = 0; d < shape.dim; ++d) {
+        const float k = key[j * shape.dim + d], v = value[j * shape.dim + d];
+        const std::size_t at_k = head + d * shape.block + offset, at_v = head + offset * shape.dim + d;
+        if (shape.dtype == KvDtype::kF32) {
+          k32[at_k] = k;
+          v32[at_v] = v;
+        } else {
+          k16[at_k] = float_to_half(k);
+          v16[at_v] = float_to_half(v);
+        }
+      }
+    }
+  }
+
+  KvCacheView view() {
+    const bool wide = shape.dtype == KvDtype::kF32;
+    return {wide ? static_cast<void*>(k32.data()) : k16.data(),
+            wide ? static_cast<void*>(v32.data()) : v16.data(),
+            shape.dtype,
+            num_blocks,
+            shape.kv_heads,
+            shape.dim,
+            shape.block};
+  }
+};
+
+// Part of a sequence in one call: tokens [begin, end).
+struct Chunk {
+  const Sequence* sequence;
+  std::size_t begin, end;
+};
+
+// Runs one call over `chunks`, block tables drawn at random, and returns out [T, H * D]. `padding` widens rows by that
+// much.
+std::vector<float> attend(Context& context, const Shape& shape, const std::vector<Chunk>& chunks, unsigned seed,
+                          std::size_t padding = 0) {
+  std::size_t num_blocks = 1, max_blocks = 1;
+  for (const Chunk& chunk : chunks) {
+    const std::size_t blocks = (chunk.end + shape.block - 1) / shape.block;
+    num_blocks += blocks;
+    max_blocks = std::max(max_blocks, blocks);
+  }
+  Pool pool(shape, num_blocks);
+  std::vector<std::int32_t> order(num_blocks), tables(chunks.size() * max_blocks, -1), starts{0}, lengths;
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+  std::size_t next = 0;
+  const std::size_t width = (shape.heads + 2 * shape.kv_heads) * shape.dim + padding;
+  const std::size_t query_width = shape.heads * shape.dim, kv_width = shape.kv_heads * shape.dim;
+  std::vector<float> qkv;
+  for (std::size_t s = 0; s < chunks.size(); ++s) {
+    const Chunk& chunk = chunks[s];
+    std::int32_t* const table = tables.data() + s * max_blocks;
+    for (std::size_t b = 0; b * shape.block < chunk.end; ++b) {
+      table[b] = order[next++];
+    }
+    for (std::size_t p = 0; p < chunk.end; ++p) {
+      const std::size_t slot = static_cast<std::size_t>(table[p / shape.block]) * shape.block + p % shape.block;
+      pool.write(slot, chunk.sequence->keys.data() + p * kv_width, chunk.sequence->values.data() + p * kv_width);
+    }
+    for (std::size_t p = chunk.begin; p < chunk.end; ++p) {
+      qkv.resize(qkv.size() + width, kNan);
+      std::copy_n(chunk.sequence->queries.data() + p * query_width, query_width, qkv.end() - static_cast<long>(width));
+    }
+    starts.push_back(starts.back() + static_cast<std::int32_t>(chunk.end - chunk.begin));
+    lengths.push_back(static_cast<std::int32_t>(chunk.end));
+  }
+  const std::size_t num_tokens = static_cast<std::size_t>(starts.back()), out_stride = query_width + padding;
+  std::vector<float> wide(num_tokens * out_stride, 77.0f), out;
+  const KvCacheView view = pool.view();
+  paged_attention(context,
+                  {qkv.data(), chunks.size(), width, shape.heads, tables.data(), max_blocks, starts.data(),
+                   lengths.data(), kScale, wide.data(), out_stride},
+                  view);
+  for (std::size_t t = 0; t < num_tokens; ++t) {
+    const auto row = wide.begin() + static_cast<long>(t * out_stride);
+    out.insert(out.end(), row, row + static_cast<long>(query_width));
+    for (std::size_t i = query_width; i < out_stride; ++i) CHECK(row[static_cast<long>(i)] == 77.0f);
+  }
+  return out;
+}
+
+std::vector<float> whole(Context& context, const Shape& shape, const Sequence& sequence) {
+  return attend(context, shape, {{&sequence, 0, sequence.length}}, 1);
+}
+
+// Largest error in units of what rounding may do.
+//
+// A score's chain of D multiply-adds and the scaling of q err by at most (D + 3) u sum|q k| scale, u = 2^-24. That,
+// taken twice (numerator and denominator), is the relative error of a weight, with 4 u for the exponential on each
+// side; a tile's sums add up to 128 u each, a merge 8 u.
+double error_in_bounds(const Shape& shape, const Sequence& sequence, const std::vector<float>& out,
+                       std::size_t begin = 0) {
+  const double unit = std::ldexp(1.0, -24);
+  const std::size_t query_width = shape.heads * shape.dim, kv_width = shape.kv_heads * shape.dim;
+  double worst = 0;
+  for (std::size_t p = begin; p < sequence.length; ++p) {
+    for (std::size_t h = 0; h < shape.heads; ++h) {
+      const float* const query = sequence.queries.data() + p * query_width + h * shape.dim;
+      const std::size_t column = h / (shape.heads / shape.kv_heads) * shape.dim;
+      std::vector<double> scores(p + 1), sums(shape.dim), sizes(shape.dim);
+      double total = 0, score_error = 0;
+      for (std::size_t key = 0; key <= p; ++key) {
+        double size = 0;
+        for (std::size_t d = 0; d < shape.dim; ++d) {
+          const double product = static_cast<double>(query[d]) * sequence.keys[key * kv_width + column + d];
+          scores[key] += product * kScale;
+          size += std::fabs(product) * kScale;
+        }
+        score_error = std::max(score_error, static_cast<double>(shape.dim + 3) * unit * size);
+      }
+      const double peak = *std::max_element(scores.begin(), scores.end());
+      for (std::size_t key = 0; key <= p; ++key) {
+        const double weight = std::exp(scores[key] - peak);
+        total += weight;
+        for (std::size_t d = 0; d < shape.dim; ++d) {
+          const double value = sequence.values[key * kv_width + column + d];
+          sums[d] += weight * value;
+          sizes[d] += weight * std::fabs(value);
+        }
+      }
+      const double tiles = static_cast<double>(p / kAttentionTile + 1);
+      const double keys = static_cast<double>(std::min(p + 1, kAttentionTile));
+      const double relative = 2 * score_error + (8 + 2 * keys + 8 * tiles) * unit;
+      for (std::size_t d = 0; d < shape.dim; ++d) {
+        const double got = out[(p - begin) * query_width + h * shape.dim + d];
+        const double bound = relative * sizes[d] / total + 1e-37;
+        const double error = std::fabs(got - sums[d] / total) / bound;
+        worst = error <= worst ? worst : error;  // NaN counts
+        if (std::isnan(got)) return std::numeric_limits<double>::infinity();
+      }
+    }
+  }
+  return worst;
+}
+
+void check_same(const std::vector<float>& a, const std::vector<float>& b) {
+  CHECK(a.size() == b.size());
+  std::size_t differing = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) differing += std::memcmp(&a[i], &b[i], sizeof(float)) != 0;
+  CHECK_MSG(differing == 0, "%zu of %zu floats differ", differing, a.size());
+}
+
+std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> all{InstructionSet::kScalar};
+  if (detect_instruction_set() != InstructionSet::kScalar) all.push_back(detect_instruction_set());
+  return all;
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+    for (const auto& [heads, kv_heads] : {std::pair<std::size_t, std::size_t>{2, 2}, {6, 2}, {5, 1}}) {
+      for (const std::size_t dim : {2U, 6U, 8U, 16U, 20U, 64U, 80U, 128U}) {
+        const std::size_t block = dim % 3 == 0 ? 64 : dim % 5 == 0 ? 8 : 16;
+        all.push_back({heads, kv_heads, dim, block, dtype});
+      }
+    }
+    all.push_back({9, 3, 64, 16, dtype});
+    all.push_back({13, 1, 32, 24, dtype});  // blocks cross tiles
+    all.push_back({14, 1, 16, 128, dtype});
+    all.push_back({3, 3, 48, 8, dtype});
+    all.push_back({4, 2, 10, 5, dtype});    // vectors cross blocks
+    all.push_back({128, 1, 4, 16, dtype});  // a group of more rows than a unit likes
+  }
+  return all;
+}
+
+// Whole prompts of these lengths hold every shorter one: row p sees p + 1 keys.
+constexpr std::size_t kLength = 260;
+
+}  // namespace
+
+TEST(attention, equals_dense_attention_within_rounding) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(2, isa);
+    for (const Shape& shape : shapes()) {
+      const std::size_t length = shape.heads > 20 ? 40 : kLength;
+      const Sequence sequence(shape, length, 3);
+      const double error = error_in_bounds(shape, sequence, whole(context, shape, sequence));
+      CHECK_MSG(error <= 1, "H %zu J %zu D %zu B %zu: %g bounds", shape.heads, shape.kv_heads, shape.dim, shape.block,
+                error);
+    }
+  }
+}
+
+TEST(attention, long_contexts_equal_dense_attention_within_rounding) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(2, isa);
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+      const Shape shape{6, 2, 32, 16, dtype};
+      const Sequence sequence(shape, 3000, 4);
+      const std::vector<float> out = attend(context, shape, {{&sequence, 2990, 3000}}, 1);
+      CHECK(error_in_bounds(shape, sequence, out, 2990) <= 1);
+    }
+  }
+}
+
+TEST(attention, a_position_has_the_same_bits_however_the_prompt_is_cut) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(2, isa);
+    for (const Shape& shape : shapes()) {
+      const std::size_t length = shape.heads > 20 ? 150 : kLength;
+      const Sequence sequence(shape, length, 5);
+      const std::vector<float> expected = whole(context, shape, sequence);
+      std::mt19937 random(6);
+      for (const unsigned most : {3U, 40U, 140U}) {
+        std::vector<float> got;
+        for (std::size_t begin = 0; begin < length;) {
+          const std::size_t end = std::min(length, begin + 1 + random() % most);
+          const std::vector<float> part = attend(context, shape, {{&sequence, begin, end}}, most);
+          got.insert(got.end(), part.begin(), part.end());
+          begin = end;
+        }
+        check_same(got, expected);
+      }
+    }
+  }
+}
+
+TEST(attention, one_token_at_a_time_gives_the_same_bits_as_all_at_once) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(2, isa);
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+      const Shape shape{9, 3, 64, 16, dtype};
+      const Sequence sequence(shape, 400, 8);
+      std::vector<float> got;
+      for (std::size_t p = 0; p < sequence.length; ++p) {
+        const std::vector<float> row = attend(context, shape, {{&sequence, p, p + 1}}, static_cast<unsigned>(p));
+        got.insert(got.end(), row.begin(), row.end());
+      }
+      check_same(got, whole(context, shape, sequence));
+    }
+  }
+}
+
+TEST(attention, batch_mates_threads_strides_and_block_sizes_do_not_show) {
+  for (const InstructionSet isa : instruction_sets()) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+      const Shape shape{6, 2, 32, 16, dtype};
+      const Sequence sequence(shape, 700, 9), other(shape, 900, 10), third(shape, 40, 11);
+      const Chunk chunk{&sequence, 600, 700};
+      Context one(1, isa);
+      const std::vector<float> expected = attend(one, shape, {chunk}, 1);
+      for (const std::size_t threads : {1U, 2U, 3U}) {
+        Context context(threads, isa);
+        check_same(attend(context, shape, {chunk}, 2, 5), expected);
+        for (const std::size_t block : {8U, 24U, 64U, 7U}) {
+          const Shape blocks{6, 2, 32, block, dtype};
+          std::vector<float> got = attend(context, blocks, {{&third, 0, 40}, chunk, {&other, 899, 900}}, 3, 1);
+          got.erase(got.begin(), got.begin() + 40 * 6 * 32);
+          got.resize(expected.size());
+          check_same(got, expected);
+        }
+      }
+    }
+  }
+}
+
+TEST(attention, long_decodes_have_the_same_bits_with_any_number_of_threads) {
+  for (const InstructionSet isa : instruction_sets()) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+      const Shape shape{9, 3, 64, 16, dtype};
+      const Sequence sequence(shape, 2500, 12);
+      Context one(1, isa), two(2, isa), many(7, isa);
+      for (const std::size_t begin : {2499U, 2496U, 2480U}) {
+        const std::vector<float> expected = attend(one, shape, {{&sequence, begin, 2500}}, 1);
+        for (unsigned round = 0; round < 5; ++round) {
+          check_same(attend(two, shape, {{&sequence, begin, 2500}}, round), expected);
+          check_same(attend(many, shape, {{&sequence, begin, 2500}}, round), expected);
+        }
+      }
+    }
+  }
+}
+
+TEST(attention, later_keys_and_values_do_not_show_even_when_not_finite) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(2, isa);
+    for (const Shape& shape : shapes()) {
+      const std::size_t length = 100, poisoned = 50;
+      Sequence sequence(shape, length, 13);
+      const std::vector<float> expected = whole(context, shape, sequence);
+      const std::size_t width = shape.kv_heads * shape.dim;
+      const float bad[] = {kNan, std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()};
+      for (std::size_t i = poisoned * width; i < sequence.keys.size(); ++i) {
+        sequence.keys[i] = bad[i % 3];
+        sequence.values[i] = bad[(i + 1) % 3];
+      }
+      std::vector<float> got = whole(context, shape, sequence);
+      std::size_t hidden = 0;
+      for (std::size_t i = poisoned * shape.heads * shape.dim; i < got.size(); ++i) hidden += std::isfinite(got[i]);
+      CHECK(hidden == 0);  // and what is not finite is never mistaken for a number
+      got.resize(poisoned * shape.heads * shape.dim);
+      check_same(got, {expected.begin(), expected.begin() + static_cast<long>(got.size())});
+    }
+  }
+}
+
+TEST(attention, scores_far_apart_choose_the_largest) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(2, isa);
+    const Shape shape{1, 1, 16, 16, KvDtype::kF32};
+    Sequence sequence(shape, 300, 14);
+    for (float& x : sequence.queries) x = 1000;
+    for (std::size_t p = 0; p < 300; ++p) {
+      for (std::size_t d = 0; d < 16; ++d) sequence.keys[p * 16 + d] = p == 17 ? 100.0f : -100.0f;
+    }
+    const std::vector<float> out = whole(context, shape, sequence);
+    for (std::size_t p = 17; p < 300; ++p) {
+      for (std::size_t d = 0; d < 16; ++d) CHECK(std::fabs(out[p * 16 + d] - sequence.values[17 * 16 + d]) < 1e-30f);
+    }
+  }
+}
