@@ -116,6 +116,15 @@ class LLM:
         """Counters of the engine since it started."""
         return self._engine.stats()
 
+    def check_invariants(self) -> None:
+        """Raise InvariantError unless the engine's bookkeeping adds up. Cost: O(everything)."""
+        self._engine.check_invariants()
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True when the model's files hold a chat template."""
+        return self._template_source is not None
+
     @property
     def chat_template(self) -> ChatTemplate:
         """The model's chat template.
