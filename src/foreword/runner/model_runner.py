@@ -36,13 +36,22 @@ class RunnerResult:
 class ModelRunner:
     """Executes `SchedulerOutput`; the only owner of K/V memory and of the step's buffers."""
 
-    def __init__(self, model: Model, backend: Backend, kv: KVStorage, block_size: int, token_budget: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        backend: Backend,
+        kv: KVStorage,
+        block_size: int,
+        token_budget: int,
+        *,
+        sampler: Sampler | None = None,
+    ) -> None:
         self.kv = kv
         self._model = model
         self._backend = backend
         self._block_size = block_size
         self._workspace = Workspace(model.config, token_budget)
-        self._sampler = Sampler(backend)
+        self._sampler = sampler or Sampler(backend)
         self.vocab_size = model.config.vocab_size
 
     def execute(
