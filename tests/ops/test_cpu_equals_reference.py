@@ -1,0 +1,272 @@
+"""Law 8: the C++ kernels equal the NumPy reference within a derived tolerance.
+
+Tolerances come from counting roundings: a sum of K products in f32 errs by at most about K · eps · Σ|terms|, and in
+practice by a small multiple of √K · eps; each test scales with the magnitudes it sums.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from foreword.ops.backend import F32, AttentionBatch, SamplingBatch
+from foreword.ops.cpu import CpuBackend, available_instruction_sets
+from foreword.ops.raw_tensor import MatrixPart, RawTensor
+from foreword.ops.reference import ReferenceBackend, uniform_at
+
+EPS = float(np.finfo(np.float32).eps)
+REFERENCE = ReferenceBackend()
+BACKENDS = {
+    (isa, threads): CpuBackend(num_threads=threads, instruction_set=isa)
+    for isa in available_instruction_sets()
+    for threads in (1, 2)
+}
+backends = st.sampled_from(sorted(BACKENDS)).map(BACKENDS.__getitem__)
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
+
+
+def raw(values: F32, kind: str) -> RawTensor:
+    data = quantize(values, GGMLQuantizationType[kind])
+    return RawTensor("w", kind, values.shape, np.ascontiguousarray(data).view(np.uint8).reshape(-1))
+
+
+def q4_k(rows: int, cols: int, rng: np.random.Generator) -> RawTensor:
+    """Random super-blocks: two f16 factors, twelve bytes of 6-bit scales and minima, 128 bytes of nibbles."""
+    blocks = rng.integers(0, 256, (rows * cols // 256, 144), dtype=np.uint8)
+    blocks[:, :4] = rng.uniform(0.01, 0.1, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    return RawTensor("w", "Q4_K", (rows, cols), blocks.reshape(-1))
+
+
+def normal(rng: np.random.Generator, *shape: int) -> F32:
+    return np.asarray(rng.standard_normal(shape), np.float32)
+
+
+@settings(deadline=None)
+@given(
+    backends,
+    st.sampled_from([*TYPES, "Q4_K"]),
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_products_of_every_format(
+    backend: CpuBackend, kind: str, seed: int, rows: int, outputs: int, groups: int, accumulate: bool, biased: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    cols = groups * (256 if kind == "Q4_K" else 32)
+    tensor = q4_k(outputs, cols, rng) if kind == "Q4_K" else raw(normal(rng, outputs, cols), kind)
+    order = rng.permutation(outputs).astype(np.int32) if seed % 2 else None
+    parts = [MatrixPart(tensor, order)]
+    x, bias = normal(rng, rows, cols), normal(rng, outputs) if biased else None
+    got, expected = (np.ones((rows, outputs), np.float32) for _ in range(2))
+
+    backend.linear(x, backend.pack_matrix(parts), got, bias=bias, accumulate=accumulate)
+
+    packed = REFERENCE.pack_matrix(parts)
+    REFERENCE.linear(x, packed, expected, bias=bias, accumulate=accumulate)
+    # A quantised product must make the same integers: only its few float operations a group may round otherwise.
+    terms = np.abs(x).max() * np.abs(packed.values).sum(axis=1).max() + 2
+    np.testing.assert_allclose(got, expected, rtol=0, atol=4 * np.sqrt(cols) * EPS * terms)
+
+
+@given(backends, st.integers(0, 2**32), st.integers(1, 9))
+@settings(deadline=None)
+def test_fused_products_have_the_bits_of_their_parts(backend: CpuBackend, seed: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    matrix = backend.pack_matrix([MatrixPart(raw(normal(rng, 48, 64), "Q4_1"))])
+    x, weight = normal(rng, rows, 64), normal(rng, 64)
+    normed, fused, apart = np.empty_like(x), np.empty((rows, 48), np.float32), np.empty((rows, 48), np.float32)
+
+    backend.norm_linear(x, weight, 1e-6, matrix, fused)
+
+    backend.rms_norm(x, weight, 1e-6, normed)
+    backend.linear(normed, matrix, apart)
+    assert fused.tobytes() == apart.tobytes()
+
+
+@given(backends, st.integers(0, 2**32), st.integers(1, 9))
+@settings(deadline=None)
+def test_swiglu_products(backend: CpuBackend, seed: int, rows: int) -> None:
+    rng = np.random.default_rng(seed)
+    parts = [MatrixPart(raw(normal(rng, 24, 96), "F32"))]
+    gate_up = 4 * normal(rng, rows, 192)
+    got, expected = np.empty((rows, 24), np.float32), np.empty((rows, 24), np.float32)
+
+    backend.swiglu_linear(gate_up, backend.pack_matrix(parts), got)
+
+    REFERENCE.swiglu_linear(gate_up, REFERENCE.pack_matrix(parts), expected)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=64 * EPS * (1 + np.abs(gate_up).max()) ** 2 * np.sqrt(96))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_embedding_rows_are_the_tables_values(kind: str) -> None:
+    rng = np.random.default_rng(5)
+    parts = [MatrixPart(raw(normal(rng, 37, 64), kind))]
+    ids = np.array([36, 0, 7, 7, 20], np.int32)
+    for backend in BACKENDS.values():
+        got, expected = np.empty((5, 64), np.float32), np.empty((5, 64), np.float32)
+
+        backend.embed(backend.pack_matrix(parts), ids, got)
+
+        REFERENCE.embed(REFERENCE.pack_matrix(parts), ids, expected)
+        np.testing.assert_allclose(got, expected, rtol=2 * EPS, atol=0)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """A batch over a shuffled pool, its caches filled by whoever runs it."""
+
+    batch: AttentionBatch
+    qkv: F32
+    cos_sin: F32
+    k: NDArray[Any]
+    v: NDArray[Any]
+
+
+def paged(rng: np.random.Generator, heads: tuple[int, int], head_dim: int, lens: list[tuple[int, int]], f16: bool) -> Paged:
+    """`lens`: context and scheduled tokens of each sequence. Slots before the scheduled tokens hold random K and V."""
+    num_heads, num_kv_heads = heads
+    block_size = 16
+    counts = [-(-context // block_size) for context, _ in lens]
+    blocks = rng.permutation(sum(counts)).astype(np.int32)
+    tables = np.zeros((len(lens), max(counts)), np.int32)
+    positions, slots, starts, taken = [], [], [0], 0
+    dtype: Any = np.float16 if f16 else np.float32
+    k = np.full((sum(counts), num_kv_heads, head_dim, block_size), np.nan, dtype)
+    v = np.full((sum(counts), num_kv_heads, block_size, head_dim), np.nan, dtype)
+    for row, ((context, scheduled), count) in enumerate(zip(lens, counts, strict=True)):
+        tables[row, :count] = blocks[taken : taken + count]
+        taken += count
+        for position in range(context):
+            block, offset = tables[row, position // block_size], position % block_size
+            if position < context - scheduled:
+                k[block, :, :, offset] = normal(rng, num_kv_heads, head_dim)
+                v[block, :, offset, :] = normal(rng, num_kv_heads, head_dim)
+            else:
+                positions.append(position)
+                slots.append(block * block_size + offset)
+        starts.append(len(positions))
+    batch = AttentionBatch(
+        positions=np.array(positions, np.int32),
+        slot_mapping=np.array(slots, np.int32),
+        block_tables=tables,
+        query_start_loc=np.array(starts, np.int32),
+        context_lens=np.array([context for context, _ in lens], np.int32),
+    )
+    angles = np.outer(np.arange(600), 0.7 ** np.arange(head_dim // 2))
+    cos_sin = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return Paged(batch, normal(rng, len(positions), (num_heads + 2 * num_kv_heads) * head_dim), cos_sin, k, v)
+
+
+@settings(deadline=None)
+@given(
+    backends,
+    st.integers(0, 2**32),
+    st.sampled_from([(4, 4), (9, 3), (4, 1), (6, 2)]),
+    st.sampled_from([2, 8, 16, 20, 64]),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 20)), min_size=1, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_rope_store_and_attention(
+    backend: CpuBackend,
+    seed: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    lens: list[tuple[int, int]],
+    f16: bool,
+    normed: bool,
+) -> None:
+    rng = np.random.default_rng(seed)
+    case = paged(rng, heads, head_dim, [(before + new, new) for before, new in lens], f16)
+    norms: dict[str, Any] = {}
+    if normed:
+        norms = {"q_norm": normal(rng, head_dim), "k_norm": normal(rng, head_dim), "eps": 1e-6}
+    results = []
+    for which in (backend, REFERENCE):
+        qkv, k, v = case.qkv.copy(), case.k.copy(), case.v.copy()
+        out = np.full((len(qkv), heads[0] * head_dim), np.nan, np.float32)
+        which.rope_store_kv(qkv, case.batch, case.cos_sin, k, v, **norms)
+        which.paged_attention(qkv, case.batch, k, v, head_dim**-0.5, out)
+        results.append((qkv, k, v, out))
+
+    (qkv, k, v, out), (qkv_expected, k_expected, v_expected, out_expected) = results
+    rounding = 2.0**-10 if f16 else 0.0  # a value on the edge may round to either neighbour
+    np.testing.assert_allclose(qkv, qkv_expected, rtol=1e-5, atol=1e-5)
+    for got, expected in ((k, k_expected), (v, v_expected)):
+        np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=1e-5 + rounding, atol=1e-5)
+    np.testing.assert_allclose(out, out_expected, rtol=0, atol=2e-4 + 20 * rounding)
+
+
+def test_copy_blocks_copies_whole_blocks_in_order() -> None:
+    rng = np.random.default_rng(1)
+    for backend in (*BACKENDS.values(), REFERENCE):
+        k, v = normal(rng, 5, 2, 8, 16), normal(rng, 5, 2, 16, 8)
+        k_expected, v_expected = k.copy(), v.copy()
+        for array in (k_expected, v_expected):
+            array[3] = array[0]
+            array[4] = array[3]
+
+        backend.copy_blocks(k, v, np.array([0, 3], np.int32), np.array([3, 4], np.int32))
+
+        assert (k == k_expected).all()
+        assert (v == v_expected).all()
+
+
+@settings(deadline=None)
+@given(
+    backends,
+    st.integers(0, 2**32),
+    st.integers(1, 6),
+    st.integers(0, 30),
+    st.floats(0.05, 1.0),
+    st.floats(0.0, 1.0),
+    st.sampled_from([0.0, 0.3, 1.0, 4.0]),
+)
+def test_sampling_draws_the_references_tokens(
+    backend: CpuBackend, seed: int, rows: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = np.asarray(rng.normal(0, 3, (rows, 77)).round(1), np.float32)  # rounding makes ties
+    batch = SamplingBatch(
+        temperature=np.full(rows, temperature, np.float32),
+        top_k=np.full(rows, top_k, np.int32),
+        top_p=np.full(rows, top_p, np.float32),
+        min_p=np.full(rows, min_p, np.float32),
+        seed=np.full(rows, seed, np.uint64),
+        sequence_index=np.arange(rows, dtype=np.uint32),
+        position=np.full(rows, 3, np.uint32),
+    )
+
+    assert backend.sample(logits, batch).tolist() == REFERENCE.sample(logits, batch).tolist()
+
+
+@settings(deadline=None)
+@given(backends, st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 20))
+def test_logprobs_and_ranks(backend: CpuBackend, seed: int, rows: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = np.asarray(rng.normal(0, 3, (rows, 77)).round(1), np.float32)
+    tokens = rng.integers(0, 77, rows).astype(np.int32)
+
+    got, expected = backend.top_logprobs(logits, tokens, k), REFERENCE.top_logprobs(logits, tokens, k)
+
+    assert got.ranks.tolist() == expected.ranks.tolist()
+    assert got.top_ids.tolist() == expected.top_ids.tolist()
+    np.testing.assert_allclose(got.logprobs, expected.logprobs, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(got.top_logprobs, expected.top_logprobs, rtol=0, atol=4e-6)
+
+
+def test_uniform_draws_are_the_published_generators() -> None:
+    from foreword import _native
+
+    for seed, index, position in ((0, 0, 0), (2**64 - 1, 3, 9), (12345, 0, 2**32 - 1)):
+        assert _native.uniform_at(seed, index, position) == uniform_at(seed, index, position)
