@@ -10,6 +10,8 @@ from foreword.core.types import ceil_div
 KVDtype = Literal["f32", "f16"]
 KV_DTYPE_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2}
 PrefixCacheKind = Literal["radix", "hash", "none"]
+ReuseGenerated = Literal["tenant", "off"]
+"""Whether K and V of generated tokens may be found by later prompts of the same namespace, or only a prompt's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class CacheConfig:
     block_size: int = 16
     kv_dtype: KVDtype = "f16"
     prefix_cache: PrefixCacheKind = "none"
+    reuse_generated: ReuseGenerated = "tenant"
     debug: bool = False  # fill fresh and freed blocks with NaN, check every invariant after each step
 
     def __post_init__(self) -> None:
@@ -100,6 +103,8 @@ class CacheConfig:
             raise InvalidRequestError("kv_dtype", " or ".join(KV_DTYPE_BYTES), self.kv_dtype)
         if self.prefix_cache not in ("radix", "hash", "none"):
             raise InvalidRequestError("prefix_cache", "radix, hash or none", self.prefix_cache)
+        if self.reuse_generated not in ("tenant", "off"):
+            raise InvalidRequestError("reuse_generated", "tenant or off", self.reuse_generated)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens of one sequence."""

@@ -33,6 +33,10 @@ class CapacityError(ForewordError):
     """A request or a setting can never fit in the memory that was granted."""
 
 
+class QueueFullError(ForewordError):
+    """The bounded waiting queue is full now; the same request may be accepted later. Nothing was changed."""
+
+
 class InvariantError(ForewordError):
     """Internal bookkeeping contradicts itself: a bug in foreword, never the caller's fault."""
 

@@ -57,6 +57,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_token_id: TokenId | None = None
     num_preemptions: int = 0
+    num_accounted: int = 0  # leading tokens that `usage` has counted as cached or computed, once each
     usage: Usage = field(default_factory=Usage)
 
     @property

@@ -1,0 +1,294 @@
+"""The only door to the KV cache's bookkeeping: which sequence holds which blocks, and what can be found again.
+
+Life of a sequence's blocks:
+
+    match ──▶ allocate_slots ──(forward pass)──▶ commit ──▶ allocate_slots ──▶ … ──▶ free
+                   ▲                               │
+                   └──────────── fork ─────────────┘
+
+and of one sequence's positions, as half-open ranges:
+
+    0 ......... committed ......... computed ......... computed + scheduled ......... num_slots
+    | findable, immutable | private, written | private, written in this step | reserved, unused |
+
+Writing happens only to blocks with one holder that no index refers to. Whatever else a sequence would write to is
+first replaced by a copy: the replacement is decided here, told as `BlockCopy`, and done by the runner before the
+step's forward pass. Source blocks of copies stay held until the next `begin_step`, so nothing decided later in the
+same step can reuse them.
+"""
+
+from dataclasses import dataclass
+
+from foreword.core.config import CacheConfig
+from foreword.core.errors import InvariantError
+from foreword.core.outputs import BlockCopy
+from foreword.core.sequence import Sequence
+from foreword.core.types import BlockId, SequenceId
+from foreword.kv_cache.block_pool import BlockPool
+from foreword.kv_cache.block_table import BlockTable
+from foreword.kv_cache.prefix_cache import NoPrefixCache, PrefixCache, PrefixMatch, TokenPath
+from foreword.kv_cache.stats import CacheStats
+
+NO_MATCH = PrefixMatch()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Blocks newly given to a sequence, and copies to make before it writes."""
+
+    fresh_blocks: tuple[BlockId, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Holding:
+    """One sequence's blocks; the first `num_committed` tokens are findable."""
+
+    table: BlockTable
+    path: TokenPath
+    num_committed: int = 0
+
+
+class KVCacheManager:
+    """Gives blocks to sequences and takes them back.
+
+    A sequence is known here from `register` until `forget`, and holds blocks from `allocate_slots` or `fork`
+    until `free`. Methods read `sequence_id`, `token_ids`, `prompt_len` and `num_computed_tokens` of a sequence and
+    change none of them.
+    """
+
+    def __init__(
+        self, config: CacheConfig, prefix_cache: PrefixCache | None = None, pool: BlockPool | None = None
+    ) -> None:
+        self.config = config
+        self.pool = pool or BlockPool(config.num_blocks)
+        self.prefix_cache: PrefixCache = prefix_cache or NoPrefixCache()
+        self.stats = CacheStats()
+        self._paths: dict[SequenceId, TokenPath] = {}
+        self._holdings: dict[SequenceId, _Holding] = {}
+        self._copy_sources: list[BlockId] = []
+        self._now = 0
+
+    def begin_step(self, now: int) -> None:
+        """Start planning a step at logical time `now`: the copies of the step before have run."""
+        self._now = max(self._now, now)
+        self.pool.release(self._copy_sources)
+        self._copy_sources.clear()
+
+    def register(self, sequence: Sequence, namespace: bytes) -> None:
+        """Make a sequence known; it shares prefixes within `namespace` only. Cost: O(its tokens), once."""
+        path = TokenPath(namespace)
+        path.extend(sequence.token_ids)
+        self._paths[sequence.sequence_id] = path
+
+    def forget(self, sequence: Sequence) -> None:
+        """Take back all a sequence holds and forget it."""
+        self.free(sequence)
+        del self._paths[sequence.sequence_id]
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks to be had without taking any from a sequence."""
+        return self.pool.num_available
+
+    def match(self, sequence: Sequence) -> PrefixMatch:
+        """Longest stored prefix of the sequence's known tokens, short of the last one. Changes nothing.
+
+        The last known token is always computed: K and V alone do not give the logits that come after it.
+        """
+        return self.prefix_cache.match(self._path(sequence), sequence.num_tokens - 1)
+
+    def num_tokens_that_fit(self, sequence: Sequence, keep: int) -> int:
+        """Tokens of a sequence that holds blocks which could be computed next if `keep` blocks must stay available."""
+        holding = self._holdings[sequence.sequence_id]
+        start = sequence.num_computed_tokens
+        num_shared = len(self._shared_indices(holding.table, start, 1))
+        room = self.pool.num_available - keep - num_shared
+        if room < 0:
+            return 0 if num_shared else max(0, holding.table.num_slots - start)
+        return holding.table.num_slots + room * self.config.block_size - start
+
+    def allocate_slots(
+        self, sequence: Sequence, num_tokens: int, match: PrefixMatch = NO_MATCH, keep: int = 0
+    ) -> Allocation | None:
+        """Give slots to the next `num_tokens` tokens of a sequence.
+
+        A sequence that holds nothing yet starts behind `match`, whose blocks it comes to share; the caller sets
+        `num_computed_tokens` to `match.num_tokens` on success. Others continue at `num_computed_tokens`.
+
+        Returns:
+            What was allocated; or None when that would leave fewer than `keep` blocks available. Then nothing has
+            changed, save that cached blocks may have been evicted.
+        Cost: O(blocks of the match + blocks allocated).
+        """
+        holding = self._holdings.get(sequence.sequence_id)
+        if holding is None:
+            return self._first_slots(sequence, num_tokens, match, keep)
+        return self._grow(holding, sequence.num_computed_tokens, num_tokens, keep)
+
+    def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
+        """Let `child` share the blocks that hold the first `num_tokens` computed tokens of `parent`.
+
+        Takes no free block: whichever of them writes first into a shared block copies it then. The caller sets
+        the child's `num_computed_tokens` to `num_tokens`.
+
+        Raises:
+            InvariantError: the child holds blocks already, or the parent has not computed as much; nothing changed.
+        """
+        source = self._holdings.get(parent.sequence_id)
+        if source is None or parent.num_computed_tokens < num_tokens or child.sequence_id in self._holdings:
+            raise InvariantError(f"sequence {child.sequence_id} cannot fork from sequence {parent.sequence_id}")
+        table = BlockTable(self.config.block_size, source.table.ids[: self.config.blocks_for(num_tokens)])
+        self.pool.acquire(table.ids)
+        block_size = self.config.block_size
+        committed = min(source.num_committed, num_tokens // block_size * block_size)
+        self._holdings[child.sequence_id] = _Holding(table, self._path(child), committed)
+
+    def commit(self, sequence: Sequence) -> int:
+        """Tell that K and V of `num_computed_tokens` tokens are written: whole blocks of them become findable.
+
+        A block whose content was findable already is folded into the copy that was: the table then names that one.
+
+        Returns:
+            Prompt tokens newly made findable.
+        """
+        holding = self._holdings[sequence.sequence_id]
+        whole = self._commit_limit(sequence) // self.config.block_size * self.config.block_size
+        return self._insert(sequence, holding, whole) if whole > holding.num_committed else 0
+
+    def free(self, sequence: Sequence, *, keep_tail: bool = True) -> int:
+        """Take all blocks back, tail first. A sequence that holds nothing is left alone.
+
+        The last block, when not full, becomes findable too if nobody else writes to it. `keep_tail=False` prevents
+        that: for a step that failed, whose copies may not have run.
+
+        Returns:
+            Prompt tokens newly made findable.
+        """
+        holding = self._holdings.get(sequence.sequence_id)
+        if holding is None:
+            return 0
+        written = 0
+        limit = self._commit_limit(sequence)
+        if keep_tail and limit > holding.num_committed:
+            last = holding.table.ids[(limit - 1) // self.config.block_size]
+            if self.pool.is_writable(last):
+                written = self._insert(sequence, holding, limit)
+        del self._holdings[sequence.sequence_id]
+        self.pool.release(reversed(holding.table.ids))
+        self.prefix_cache.released(holding.path, holding.num_committed)
+        return written
+
+    def block_table(self, sequence: Sequence) -> BlockTable:
+        """The live table of a sequence that holds blocks."""
+        return self._holdings[sequence.sequence_id].table
+
+    def holds(self, sequence: Sequence) -> bool:
+        """True while the sequence holds blocks."""
+        return sequence.sequence_id in self._holdings
+
+    def num_exclusive_blocks(self, sequence: Sequence) -> int:
+        """Blocks only this sequence holds: what freeing it would make available. Cost: O(its blocks)."""
+        return sum(self.pool.ref_count(block) == 1 for block in self.block_table(sequence).ids)
+
+    def reset(self) -> None:
+        """Forget every stored prefix. Running sequences keep their blocks."""
+        self.prefix_cache.reset()
+        for holding in self._holdings.values():
+            holding.num_committed = 0
+
+    def check_invariants(self) -> None:
+        """Recount holders from the tables and check pool and index. Cost: O(everything).
+
+        Raises:
+            InvariantError: a count is wrong, or the index is unsound.
+        """
+        self.pool.check_invariants()
+        self.prefix_cache.check_invariants()
+        holders = [0] * self.pool.num_blocks
+        for holding in self._holdings.values():
+            for block in holding.table.ids:
+                holders[block] += 1
+        for block in self._copy_sources:
+            holders[block] += 1
+        for block, count in enumerate(holders):
+            counted = self.pool.ref_count(block)
+            if count != counted:
+                raise InvariantError(f"block {block}: {count} holders, counted {counted}")
+
+    def _first_slots(self, sequence: Sequence, num_tokens: int, match: PrefixMatch, keep: int) -> Allocation | None:
+        table = BlockTable(self.config.block_size, match.blocks)
+        if match.partial is not None:
+            table.append([match.partial])
+        path = self._path(sequence)
+        holding = _Holding(table, path, len(match.blocks) * self.config.block_size)
+        shared = list(table.ids)
+        self.pool.acquire(shared)
+        self._holdings[sequence.sequence_id] = holding
+        allocation = self._grow(holding, match.num_tokens, num_tokens, keep)
+        if allocation is None:
+            del self._holdings[sequence.sequence_id]
+            self.pool.release(reversed(shared))
+            self.prefix_cache.released(path, match.num_tokens)
+            return None
+        if match.num_tokens:
+            self.prefix_cache.touch(path, match.num_tokens, self._now)
+        self.stats.num_queries += 1
+        self.stats.queried_tokens += sequence.num_tokens - 1
+        self.stats.hit_tokens += match.num_tokens
+        return allocation
+
+    def _grow(self, holding: _Holding, start: int, num_tokens: int, keep: int) -> Allocation | None:
+        table = holding.table
+        shared = self._shared_indices(table, start, num_tokens)
+        num_fresh = table.missing_blocks(start + num_tokens) + len(shared)
+        if not num_fresh:
+            return Allocation()
+        fresh = self._take(num_fresh, keep)
+        if fresh is None:
+            return None
+        copies = []
+        for index, block in zip(shared, fresh, strict=False):
+            source = table.replace(index, block)
+            self._copy_sources.append(source)
+            if index * self.config.block_size < start:  # rows before `start` are still wanted
+                copies.append(BlockCopy(source, block))
+        table.append(fresh[len(shared) :])
+        self.stats.copied_blocks += len(copies)
+        return Allocation(tuple(fresh), tuple(copies))
+
+    def _shared_indices(self, table: BlockTable, start: int, num_tokens: int) -> list[int]:
+        """Table indices that would be written to although somebody else may read them."""
+        written = table.written_by(start, num_tokens)
+        return [index for index in written if not self.pool.is_writable(table.ids[index])]
+
+    def _take(self, count: int, keep: int) -> list[BlockId] | None:
+        if count + keep > self.pool.num_available:
+            return None
+        short = count - self.pool.num_free
+        if short > 0:
+            self.stats.evicted_blocks += self.prefix_cache.evict(short)
+        blocks = self.pool.allocate(count)
+        self.stats.allocated_blocks += count if blocks is not None else 0
+        return blocks
+
+    def _insert(self, sequence: Sequence, holding: _Holding, num_tokens: int) -> int:
+        insertion = self.prefix_cache.insert(self._path(sequence), num_tokens, holding.table.ids, self._now)
+        for index, block in insertion.replaced:
+            self.pool.acquire([block])
+            self.pool.release([holding.table.replace(index, block)])
+        self.stats.deduplicated_blocks += len(insertion.replaced)
+        self.stats.inserted_tokens += num_tokens - insertion.num_known
+        holding.num_committed = num_tokens
+        return max(0, min(num_tokens, sequence.prompt_len) - insertion.num_known)
+
+    def _commit_limit(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that may become findable now: computed, and of the prompt if only those may."""
+        if self.config.reuse_generated == "off":
+            return min(sequence.num_computed_tokens, sequence.prompt_len)
+        return sequence.num_computed_tokens
+
+    def _path(self, sequence: Sequence) -> TokenPath:
+        path = self._paths[sequence.sequence_id]
+        path.extend(sequence.token_ids)
+        return path

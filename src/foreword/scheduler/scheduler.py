@@ -1,0 +1,402 @@
+"""The loop: let computed tokens catch up with known tokens, within a token budget and a pool of blocks.
+
+There is no prefill mode and no decode mode. A sequence with one token to catch up with is what people call decoding,
+one with more is prefilling, and a preempted one is simply behind again.
+
+    schedule():  running sequences first, those nearly caught up before those far behind;
+                 then waiting ones, in order, while there is room;
+    update():    K and V are written: commit them, take the drawn tokens in, end what has ended, fork what can fork.
+
+No livelock, because
+
+- a request is refused at the door unless it fits in the pool alone;
+- preempting is bounded: a sequence preempted `MAX_PREEMPTIONS` times returns only when blocks for its whole length
+  are reserved, and from then on nobody can take them;
+- whoever waits at the head of the queue for room is not overtaken, so running sequences end and the room comes.
+"""
+
+from foreword.core.config import SchedulerConfig
+from foreword.core.errors import InvalidRequestError, InvariantError, QueueFullError
+from foreword.core.outputs import SampledToken, SchedulerOutput, SequenceStep
+from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
+from foreword.core.types import RequestId, SequenceId
+from foreword.kv_cache.manager import NO_MATCH, KVCacheManager
+from foreword.kv_cache.prefix_cache import PrefixMatch
+from foreword.scheduler.accounting import SchedulerCounters, account_computed, account_skipped, account_slots
+from foreword.scheduler.policy import MAX_PREEMPTIONS, choose_victim
+from foreword.scheduler.queues import SequenceQueue
+from foreword.scheduler.sharing import ALONE, Sharing, find_sharing, shared_len
+from foreword.scheduler.step_plan import StepPlan, wants_prompt_logprobs
+from foreword.scheduler.stopping import final_len, finish_reason
+from foreword.scheduler.validation import check_request
+
+
+class Scheduler:
+    """Decides each step. Owns every `Sequence` it was given and is alone in changing them.
+
+    Calls alternate: `schedule`, then `update` with the drawn tokens (or `discard` when the step failed). `add`,
+    `abort` and `finish` may come at any time between two calls.
+    """
+
+    def __init__(self, config: SchedulerConfig, manager: KVCacheManager) -> None:
+        self.config = config
+        self.manager = manager
+        self.counters = SchedulerCounters()
+        self._requests: dict[RequestId, Request] = {}
+        self._sequences: dict[SequenceId, Sequence] = {}
+        self._waiting = SequenceQueue()
+        self._running = SequenceQueue()
+        self._guaranteed = SequenceQueue()  # those running that can't be preempted any more
+        self._watermark = int(config.watermark * manager.config.num_blocks)
+        self._pending: SchedulerOutput | None = None
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True while a sequence waits or runs."""
+        return bool(self._sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait to be admitted, preempted ones among them."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that take part in steps."""
+        return len(self._running)
+
+    def check(self, request: Request) -> None:
+        """Raise what `add` would raise; changes nothing.
+
+        Raises:
+            InvalidRequestError: an id is in use, or the request is malformed (see `check_request`).
+            CapacityError: one sequence alone could outgrow the pool.
+            QueueFullError: `max_waiting` sequences wait already.
+        """
+        check_request(request, self.manager.config, self.config.max_model_len)
+        if request.request_id in self._requests:
+            raise InvalidRequestError("request_id", "an id not in use", request.request_id)
+        for sequence in request.sequences:
+            if sequence.sequence_id in self._sequences:
+                raise InvalidRequestError("sequence_id", "an id not in use", sequence.sequence_id)
+        if len(self._waiting) + len(request.sequences) > self.config.max_waiting:
+            raise QueueFullError(f"{len(self._waiting)} sequences wait already, the limit is {self.config.max_waiting}")
+
+    def add(self, request: Request) -> None:
+        """Queue a request, whose `sequences` must be its `n` sequences, new and with the prompt's tokens.
+
+        Raises what `check` raises, with nothing changed.
+        """
+        self.check(request)
+        self._requests[request.request_id] = request
+        for sequence in request.sequences:
+            sequence.usage.prompt_tokens = sequence.prompt_len
+            self._sequences[sequence.sequence_id] = sequence
+            self.manager.register(sequence, request.namespace)
+            self._waiting.append(sequence)
+
+    def abort(self, target: RequestId | SequenceId) -> None:
+        """End a request, or one sequence of it, and take its blocks back; one that is gone already is left alone."""
+        if isinstance(target, str):
+            request = self._requests.get(target)
+            sequences = list(request.sequences) if request else []
+        else:
+            sequences = [self._sequences[target]] if target in self._sequences else []
+        for sequence in sequences:
+            if not sequence.is_finished:
+                self._end(sequence, FinishReason.ABORT)
+
+    def finish(self, sequence_id: SequenceId, reason: FinishReason) -> None:
+        """End a sequence for a cause seen above, such as a stop string. One that has ended already stays as it is."""
+        if sequence_id in self._sequences:
+            self._end(self._sequences[sequence_id], reason)
+
+    def schedule(self, now: int) -> SchedulerOutput | None:
+        """Decide the next step at logical time `now`; None when no sequence can compute anything.
+
+        Raises:
+            InvariantError: the step before was neither updated nor discarded; nothing changed.
+        """
+        if self._pending is not None:
+            raise InvariantError(f"step {self._pending.step} was neither updated nor discarded")
+        plan = StepPlan(self.config.token_budget)
+        preempting = True
+        while preempting and not len(plan):  # a plan that only preempted holds nothing back: plan again
+            self.manager.begin_step(now)
+            num_preempted = len(plan.preempted)
+            self._continue_running(plan)
+            preempting = len(plan.preempted) > num_preempted
+            if not preempting:
+                self._admit_waiting(plan)
+        if not len(plan):
+            return None
+        self.counters.num_steps += 1
+        self._pending = plan.build(self.counters.num_steps, self.manager)
+        if self.manager.config.debug:
+            self.check_invariants()
+        return self._pending
+
+    def update(self, output: SchedulerOutput, sampled: dict[SequenceId, SampledToken]) -> list[SequenceStep]:
+        """Take in what the step of `output` computed and drew. Sequences ended since `schedule` are passed over.
+
+        Returns:
+            One record for each sequence that got a token, in batch order.
+
+        Raises:
+            InvariantError: `output` is not the step last scheduled, or a drawn token is missing; nothing changed.
+        """
+        self._expect(output)
+        live = [scheduled for scheduled in output.sequences if scheduled.sequence_id in self._sequences]
+        for scheduled in live:
+            if scheduled.samples and scheduled.sequence_id not in sampled:
+                raise InvariantError(f"no token was drawn for sequence {scheduled.sequence_id}")
+        self._pending = None
+        steps = []
+        account_slots(output, self.manager, self.counters)
+        for scheduled in live:
+            sequence = self._sequences[scheduled.sequence_id]
+            num_tokens = len(scheduled.token_ids)
+            account_computed(sequence, scheduled.start, num_tokens, self.counters)
+            sequence.num_computed_tokens += num_tokens
+            if not self.config.recompute_all:
+                sequence.usage.written_tokens += self.manager.commit(sequence)
+            if scheduled.samples:
+                steps.append(self._take_token(sequence, sampled[scheduled.sequence_id]))
+        if self.manager.config.debug:
+            self.check_invariants()
+        return steps
+
+    def discard(self, output: SchedulerOutput) -> None:
+        """The step of `output` failed: whatever it may have left half written is dropped, its sequences wait again.
+
+        Raises:
+            InvariantError: `output` is not the step last scheduled; nothing changed.
+        """
+        self._expect(output)
+        self._pending = None
+        for scheduled in reversed(output.sequences):
+            sequence = self._sequences.get(scheduled.sequence_id)
+            if sequence is not None:
+                self._send_back(sequence)
+
+    def check_invariants(self) -> None:
+        """Check queues, sequences, pool and index. Cost: O(everything).
+
+        Raises:
+            InvariantError: something contradicts something else.
+        """
+        self.manager.check_invariants()
+        if len(self._waiting) + len(self._running) != len(self._sequences):
+            raise InvariantError("a sequence is in no queue, or in two")
+        for sequence in self._running:
+            num_slots = self.manager.block_table(sequence).num_slots
+            if sequence.status is not SequenceStatus.RUNNING or sequence.num_computed_tokens > num_slots:
+                raise InvariantError(f"sequence {sequence.sequence_id} is {sequence.status}, {num_slots} slots")
+        for sequence in self._waiting:
+            if self.manager.holds(sequence) != (sequence.num_computed_tokens > 0):
+                raise InvariantError(f"waiting sequence {sequence.sequence_id} holds blocks it has not computed")
+
+    # -- planning a step -------------------------------------------------------------------------------------------
+
+    def _continue_running(self, plan: StepPlan) -> None:
+        for sequence in sorted(self._running, key=_is_far_behind):  # stable: otherwise in order of admission
+            if sequence not in self._running:
+                continue  # preempted for a sequence before it
+            if plan.token_budget == 0:
+                break
+            self._continue(sequence, plan)
+
+    def _continue(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Give the sequence what it needs, shrinking a long chunk to the room there is before taking from others."""
+        wanted = min(sequence.num_tokens - sequence.num_computed_tokens, plan.token_budget)
+        while sequence in self._running:
+            keep = self._reserved_blocks(sequence)
+            num_tokens = min(wanted, self.manager.num_tokens_that_fit(sequence, keep))
+            if num_tokens > 0:
+                allocation = self.manager.allocate_slots(sequence, num_tokens, keep=keep)
+                if allocation is not None:
+                    plan.add(sequence, num_tokens, allocation)
+                    return
+            if self._strip_waiting():
+                continue
+            victim = choose_victim(self._running, self.manager.num_exclusive_blocks)
+            if victim is None:
+                return  # sources of this step's copies hold the room; they let go before the next step
+            self._preempt(victim, plan)
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        growth = sum(self._growth(sequence) for sequence in self._running)
+        admitted: set[SequenceId] = set()
+        for sequence in self._waiting:
+            if plan.token_budget == 0 or len(self._running) >= self.config.max_num_seqs:
+                return
+            sharing = self._sharing(sequence, admitted)
+            if sharing.must_wait:
+                continue
+            while not self._admit(sequence, sharing, plan, growth):
+                if len(self._running) or not self._strip_waiting():
+                    return
+            admitted.add(sequence.sequence_id)
+            growth += self._growth(sequence)
+
+    def _admit(self, sequence: Sequence, sharing: Sharing, plan: StepPlan, growth: int) -> bool:
+        """Let one waiting sequence run, if the pool has room for all it knows (or, when guaranteed, for its end)."""
+        config = self.manager.config
+        if sequence.num_preemptions >= MAX_PREEMPTIONS:
+            target = final_len(sequence, self.config.max_model_len) - 1
+            keep = self._reserved_blocks(sequence)
+        else:
+            target = sequence.num_tokens
+            keep = self._reserved_blocks(sequence) + (growth + self._watermark if len(self._running) else 0)
+        if sharing.source is not None:
+            self._fork(sharing.source, sequence)
+        for match in self._matches(sequence):
+            start = match.num_tokens or sequence.num_computed_tokens
+            num_tokens = min(sequence.num_tokens - start, plan.token_budget)
+            later = config.blocks_for(target) - config.blocks_for(start + num_tokens)
+            allocation = self.manager.allocate_slots(sequence, num_tokens, match, keep + later)
+            if allocation is not None:
+                self._start(sequence, start)
+                plan.add(sequence, num_tokens, allocation)
+                return True
+        if sharing.source is not None:
+            self._drop_blocks(sequence)
+        return False
+
+    def _sharing(self, sequence: Sequence, admitted: set[SequenceId]) -> Sharing:
+        if self.config.recompute_all or self.manager.holds(sequence):
+            return ALONE
+        return find_sharing(sequence, self._requests[sequence.request_id].sequences, self._running, admitted)
+
+    def _fork(self, source: Sequence, sequence: Sequence) -> None:
+        sequence.num_computed_tokens = shared_len(sequence)
+        self.manager.fork(source, sequence, sequence.num_computed_tokens)
+
+    def _drop_blocks(self, sequence: Sequence) -> None:
+        self.manager.free(sequence, keep_tail=False)
+        sequence.num_computed_tokens = 0
+
+    def _matches(self, sequence: Sequence) -> list[PrefixMatch]:
+        """Ways to start, best first: with the whole hit, or without its partial block when the copy has no room."""
+        if self.config.recompute_all or wants_prompt_logprobs(sequence) or self.manager.holds(sequence):
+            return [NO_MATCH]
+        match = self.manager.match(sequence)
+        if match.partial is None:
+            return [match]
+        return [match, match.whole_blocks(self.manager.config.block_size)]
+
+    def _start(self, sequence: Sequence, start: int) -> None:
+        self._waiting.discard(sequence)
+        self._running.append(sequence)
+        if sequence.num_preemptions >= MAX_PREEMPTIONS:
+            self._guaranteed.append(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.num_computed_tokens = start
+        account_skipped(sequence, start, self.counters)
+
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
+        sequence.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        plan.preempt(sequence)
+        self._send_back(sequence)
+
+    def _send_back(self, sequence: Sequence) -> None:
+        """Take a running sequence's blocks and let it wait at the head of the queue.
+
+        Its last block is not kept findable: a copy into it may have been planned and never made.
+        """
+        self._drop_blocks(sequence)
+        sequence.status = SequenceStatus.WAITING
+        self._running.discard(sequence)
+        self._guaranteed.discard(sequence)
+        self._waiting.push_front(sequence)
+
+    def _strip_waiting(self) -> bool:
+        """Take the shared blocks of forks that wait; False when none holds any. They will compute again."""
+        stripped = False
+        for sequence in self._waiting:
+            if self.manager.holds(sequence):
+                self._drop_blocks(sequence)
+                stripped = True
+        return stripped
+
+    def _reserved_blocks(self, apart_from: Sequence) -> int:
+        """Blocks that guaranteed sequences have yet to take and nobody else may."""
+        return sum(
+            self._blocks_to_come(sequence, final_len(sequence, self.config.max_model_len) - 1)
+            for sequence in self._guaranteed
+            if sequence is not apart_from
+        )
+
+    def _growth(self, sequence: Sequence) -> int:
+        """Blocks an admitted sequence needs soon: the rest of what it knows, and as much again of what it draws."""
+        if sequence in self._guaranteed:
+            return 0  # reserved already
+        most = final_len(sequence, self.config.max_model_len) - 1
+        return self._blocks_to_come(sequence, min(most, sequence.num_tokens + self.manager.config.block_size))
+
+    def _blocks_to_come(self, sequence: Sequence, num_tokens: int) -> int:
+        return self.manager.block_table(sequence).missing_blocks(num_tokens)
+
+    # -- taking a step in ------------------------------------------------------------------------------------------
+
+    def _expect(self, output: SchedulerOutput) -> None:
+        if self._pending is not output:
+            raise InvariantError(f"step {output.step} is not the step last scheduled")
+
+    def _hand_down(self, sequence: Sequence) -> None:
+        """A sequence that ends leaves the prompt it has computed to a sibling that still waits for it.
+
+        One heir is enough: it is admitted before the others and they fork from it.
+        """
+        siblings = self._requests[sequence.request_id].sequences
+        if sequence.num_computed_tokens < sequence.prompt_len or self.config.recompute_all:
+            return
+        if any(sibling in self._running and sibling is not sequence for sibling in siblings):
+            return
+        for sibling in siblings:
+            if sibling in self._waiting and shared_len(sibling):
+                if not self.manager.holds(sibling):
+                    self._fork(sequence, sibling)
+                return
+
+    def _take_token(self, sequence: Sequence, token: SampledToken) -> SequenceStep:
+        request = self._requests[sequence.request_id]
+        sequence.token_ids.append(token.token_id)
+        sequence.usage.completion_tokens += 1
+        self.counters.sampled_tokens += 1
+        reason = finish_reason(sequence, request.eos_token_ids, self.config.max_model_len)
+        if reason is FinishReason.STOP and token.token_id in sequence.params.stop_token_ids:
+            sequence.stop_token_id = token.token_id
+        if reason is not None:
+            self._end(sequence, reason)
+        elif self.config.recompute_all:
+            sequence.num_computed_tokens = 0
+        return SequenceStep(
+            request_id=sequence.request_id,
+            sequence_id=sequence.sequence_id,
+            index=sequence.index,
+            new_tokens=(token,),
+            finish_reason=reason,
+            usage=sequence.usage,
+            stop_token_id=sequence.stop_token_id,
+        )
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence in self._running and self._pending is None:
+            self._hand_down(sequence)
+            sequence.usage.written_tokens += self.manager.free(sequence, keep_tail=not self.config.recompute_all)
+        self.manager.free(sequence, keep_tail=False)  # while a step is under way, its last block may be half written
+        self.manager.forget(sequence)
+        self._waiting.discard(sequence)
+        self._running.discard(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        del self._sequences[sequence.sequence_id]
+        request = self._requests[sequence.request_id]
+        if all(sibling.is_finished for sibling in request.sequences):
+            del self._requests[sequence.request_id]
+
+
+def _is_far_behind(sequence: Sequence) -> bool:
+    return sequence.num_tokens - sequence.num_computed_tokens > 1

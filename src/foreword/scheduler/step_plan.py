@@ -1,0 +1,68 @@
+"""The step under construction: what has been given to whom so far."""
+
+from dataclasses import dataclass
+
+from foreword.core.outputs import BlockCopy, ScheduledSequence, SchedulerOutput
+from foreword.core.sequence import Sequence
+from foreword.core.types import BlockId, SequenceId
+from foreword.kv_cache.manager import Allocation, KVCacheManager
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    sequence: Sequence
+    num_tokens: int
+    allocation: Allocation
+
+
+class StepPlan:
+    """Shares of one step's token budget. A share can be taken back until the plan is built."""
+
+    def __init__(self, token_budget: int) -> None:
+        self.token_budget = token_budget
+        self.preempted: list[SequenceId] = []
+        self._shares: dict[SequenceId, _Share] = {}
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def add(self, sequence: Sequence, num_tokens: int, allocation: Allocation) -> None:
+        """Let `sequence` compute its next `num_tokens` tokens."""
+        self._shares[sequence.sequence_id] = _Share(sequence, num_tokens, allocation)
+        self.token_budget -= num_tokens
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Note a preemption; whatever the sequence was given in this step is void, copies included."""
+        self.preempted.append(sequence.sequence_id)
+        share = self._shares.pop(sequence.sequence_id, None)
+        if share is not None:
+            self.token_budget += share.num_tokens
+
+    def build(self, step: int, manager: KVCacheManager) -> SchedulerOutput:
+        """The decision as plain data, in the order shares were given."""
+        copies: list[BlockCopy] = []
+        fresh: list[BlockId] = []
+        sequences = []
+        for share in self._shares.values():
+            copies.extend(share.allocation.copies)
+            fresh.extend(share.allocation.fresh_blocks)
+            sequences.append(_scheduled(share.sequence, share.num_tokens, manager))
+        return SchedulerOutput(step, tuple(sequences), tuple(copies), tuple(fresh), tuple(self.preempted))
+
+
+def wants_prompt_logprobs(sequence: Sequence) -> bool:
+    """True while the sequence still owes its request the logprobs of the prompt: the first one, once."""
+    return sequence.params.prompt_logprobs is not None and sequence.index == 0 and not sequence.num_output_tokens
+
+
+def _scheduled(sequence: Sequence, num_tokens: int, manager: KVCacheManager) -> ScheduledSequence:
+    start = sequence.num_computed_tokens
+    samples = start + num_tokens == sequence.num_tokens
+    return ScheduledSequence(
+        sequence_id=sequence.sequence_id,
+        token_ids=sequence.token_ids[start : start + num_tokens],
+        start=start,
+        block_table=manager.block_table(sequence).ids,
+        num_logits=num_tokens if wants_prompt_logprobs(sequence) else int(samples),
+        samples=samples,
+    )
