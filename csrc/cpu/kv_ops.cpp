@@ -1,0 +1,46 @@
+#include <cstring>
+#include <vector>
+
+#include "kv_ops_isa.h"
+
+namespace foreword {
+namespace {
+
+RopeStore rope_store_for(InstructionSet isa) {
+#if FOREWORD_HAVE_AVX2
+  if (isa == InstructionSet::kAvx2) return kRopeStoreAvx2;
+#endif
+  return kRopeStoreScalar;
+}
+
+}  // namespace
+
+void rope_store_kv(Context& context, const RopeStoreArgs& args, const KvCacheView& cache) {
+  const RopeStore rope_store = rope_store_for(context.isa);
+  const std::size_t num_threads = context.pool.num_threads();
+  std::vector<float> scratch(num_threads * cache.head_dim);
+  context.pool.run([&](std::size_t thread) {
+    const auto [begin, end] = split_evenly(args.num_tokens, thread, num_threads);
+    rope_store(args, cache, begin, end, scratch.data() + thread * cache.head_dim);
+  });
+}
+
+void copy_blocks(Context& context, const KvCacheView& cache, const std::int32_t* sources,
+                 const std::int32_t* destinations, std::size_t num_copies) {
+  const std::size_t item_size = cache.dtype == KvDtype::kF16 ? 2 : 4;
+  const std::size_t block_bytes = cache.num_kv_heads * cache.head_dim * cache.block_size * item_size;
+  // Each thread takes the same bytes of every block, so a copy sees what an earlier one wrote.
+  context.pool.run([&](std::size_t thread) {
+    const auto [begin, end] = split_evenly(block_bytes, thread, context.pool.num_threads());
+    for (std::size_t i = 0; i < num_copies; ++i) {
+      const std::size_t source = static_cast<std::size_t>(sources[i]) * block_bytes + begin;
+      const std::size_t destination = static_cast<std::size_t>(destinations[i]) * block_bytes + begin;
+      if (source == destination) continue;
+      for (void* part : {cache.k, cache.v}) {
+        std::memcpy(static_cast<char*>(part) + destination, static_cast<char*>(part) + source, end - begin);
+      }
+    }
+  });
+}
+
+}  // namespace foreword

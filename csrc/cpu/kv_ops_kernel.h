@@ -1,0 +1,111 @@
+// Rotation and storage of K and V, written once for every instruction set; `Simd` is its vector type (simd_*.h).
+// Included from the one .cpp of an instruction set.
+//
+// Sum of squares of a head: lanes d % kLanes, each a multiply-add chain ascending in d; lanes then folded in halves.
+// Rotation: y1 = x1 * c - (x2 * s) and y2 = x2 * c + (x1 * s), the product in brackets rounded, the rest one
+// multiply-add.
+#pragma once
+
+#include "kv_ops_isa.h"
+
+namespace foreword {
+namespace {
+
+// Up to kLanes floats; zero behind them.
+template <class Simd>
+inline typename Simd::Float load_first(const float* p, std::size_t n) {
+  if (n >= Simd::kLanes) return Simd::load(p);
+  float lanes[Simd::kLanes] = {};
+  for (std::size_t i = 0; i < n; ++i) lanes[i] = p[i];
+  return Simd::load(lanes);
+}
+
+template <class Simd>
+inline void store_first(float* p, std::size_t n, typename Simd::Float x) {
+  if (n >= Simd::kLanes) return Simd::store(p, x);
+  float lanes[Simd::kLanes];
+  Simd::store(lanes, x);
+  for (std::size_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+// 1 / sqrt(mean(x^2) + eps)
+template <class Simd>
+inline float inverse_rms(const float* x, std::size_t dim, float eps) {
+  auto sums = Simd::set(0.0f);
+  for (std::size_t d = 0; d < dim; d += Simd::kLanes) {
+    const auto part = load_first<Simd>(x + d, dim - d);
+    sums = Simd::multiply_add(part, part, sums);
+  }
+  return 1.0f / __builtin_sqrtf(Simd::sum(sums) / static_cast<float>(dim) + eps);
+}
+
+// out may be x. norm: null or [D].
+template <class Simd>
+inline void rotate_head(const float* x, const float* norm, float eps, const float* cos_sin, std::size_t dim,
+                        float* out) {
+  const std::size_t half = dim / 2;
+  const auto inverse = Simd::set(norm == nullptr ? 1.0f : inverse_rms<Simd>(x, dim, eps));
+  for (std::size_t d = 0; d < half; d += Simd::kLanes) {
+    const std::size_t n = half - d;
+    auto x1 = load_first<Simd>(x + d, n), x2 = load_first<Simd>(x + half + d, n);
+    if (norm != nullptr) {
+      x1 = x1 * inverse * load_first<Simd>(norm + d, n);
+      x2 = x2 * inverse * load_first<Simd>(norm + half + d, n);
+    }
+    const auto c = load_first<Simd>(cos_sin + d, n), s = load_first<Simd>(cos_sin + half + d, n);
+    store_first<Simd>(out + d, n, Simd::multiply_subtract(x1, c, x2 * s));
+    store_first<Simd>(out + half + d, n, Simd::multiply_add(x2, c, x1 * s));
+  }
+}
+
+// out[d * stride] = x[d], rounded once.
+template <class Simd, class T>
+inline void store_rounded(const float* x, std::size_t dim, T* out, std::size_t stride) {
+  for (std::size_t d = 0; d < dim; d += Simd::kLanes) {
+    const std::size_t n = dim - d < Simd::kLanes ? dim - d : Simd::kLanes;
+    const auto part = load_first<Simd>(x + d, n);
+    if (stride == 1 && n == Simd::kLanes) {
+      Simd::store(out + d, part);
+      continue;
+    }
+    T lanes[Simd::kLanes];
+    Simd::store(lanes, part);
+    for (std::size_t i = 0; i < n; ++i) out[(d + i) * stride] = lanes[i];
+  }
+}
+
+template <class Simd, class T>
+void rope_store_tokens(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
+                       float* scratch) {
+  const std::size_t dim = cache.head_dim, block_size = cache.block_size;
+  for (std::size_t t = begin; t < end; ++t) {
+    float* const queries = args.qkv + t * args.qkv_stride;
+    const float* const keys = queries + args.num_heads * dim;
+    const float* const values = keys + cache.num_kv_heads * dim;
+    const float* const cos_sin = args.cos_sin + static_cast<std::size_t>(args.positions[t]) * dim;
+    const std::size_t slot = static_cast<std::size_t>(args.slot_mapping[t]);
+    const std::size_t block = slot / block_size, offset = slot % block_size;
+    for (std::size_t h = 0; h < args.num_heads; ++h) {
+      rotate_head<Simd>(queries + h * dim, args.q_norm, args.eps, cos_sin, dim, queries + h * dim);
+    }
+    for (std::size_t j = 0; j < cache.num_kv_heads; ++j) {
+      const std::size_t head = (block * cache.num_kv_heads + j) * dim * block_size;
+      rotate_head<Simd>(keys + j * dim, args.k_norm, args.eps, cos_sin, dim, scratch);
+      store_rounded<Simd>(scratch, dim, static_cast<T*>(cache.k) + head + offset, block_size);
+      store_rounded<Simd>(values + j * dim, dim, static_cast<T*>(cache.v) + head + offset * dim, 1);
+    }
+  }
+}
+
+template <class Simd>
+void rope_store(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
+                float* scratch) {
+  if (cache.dtype == KvDtype::kF16) {
+    rope_store_tokens<Simd, std::uint16_t>(args, cache, begin, end, scratch);
+  } else {
+    rope_store_tokens<Simd, float>(args, cache, begin, end, scratch);
+  }
+}
+
+}  // namespace
+}  // namespace foreword

@@ -1,0 +1,262 @@
+// Rotation and KV writes against double arithmetic; rounding to half precision against every half there is.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "foreword/attention.h"
+#include "half.h"
+
+using namespace foreword;
+
+namespace {
+
+struct Shape {
+  std::size_t heads, kv_heads, dim, block;
+  KvDtype dtype;
+};
+
+std::vector<InstructionSet> instruction_sets() {
+  std::vector<InstructionSet> all{InstructionSet::kScalar};
+  if (detect_instruction_set() != InstructionSet::kScalar) all.push_back(detect_instruction_set());
+  return all;
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+    for (const std::size_t dim : {2U, 6U, 8U, 16U, 20U, 64U, 80U, 128U}) {
+      all.push_back({3, 1, dim, 16, dtype});
+      all.push_back({4, 2, dim, 8, dtype});
+      all.push_back({2, 2, dim, 5, dtype});
+    }
+  }
+  return all;
+}
+
+constexpr std::size_t kTokens = 11, kBlocks = 9, kPositions = 40;
+constexpr std::uint16_t kMark = 0x5555;  // what an unwritten 16-bit word holds
+
+// Inputs of one call, and its caches as 16-bit words.
+struct Call {
+  Shape shape;
+  std::size_t stride, words;
+  std::vector<float> qkv, cos_sin, q_norm, k_norm;
+  std::vector<std::int32_t> positions, slots;
+  std::vector<std::uint16_t> k, v;
+
+  explicit Call(const Shape& shape) : shape(shape), words(shape.dtype == KvDtype::kF32 ? 2 : 1) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    stride = (shape.heads + 2 * shape.kv_heads) * shape.dim + 3;
+    const auto fill = [&](std::vector<float>& part, std::size_t size) {
+      part.resize(size);
+      for (float& x : part) x = normal(random);
+    };
+    fill(qkv, kTokens * stride);
+    fill(q_norm, shape.dim);
+    fill(k_norm, shape.dim);
+    fill(cos_sin, kPositions * shape.dim);
+    for (std::size_t t = 0; t < kTokens; ++t) {
+      positions.push_back(static_cast<std::int32_t>(random() % kPositions));
+      slots.push_back(static_cast<std::int32_t>((t * 4 + 1) % (kBlocks * shape.block)));
+    }
+    k.assign(kBlocks * shape.kv_heads * shape.dim * shape.block * words, kMark);
+    v = k;
+  }
+
+  void run(Context& context, bool norms) {
+    const KvCacheView view{k.data(), v.data(), shape.dtype, kBlocks, shape.kv_heads, shape.dim, shape.block};
+    const float* const q = norms ? q_norm.data() : nullptr;
+    const float* const key = norms ? k_norm.data() : nullptr;
+    rope_store_kv(context,
+                  {qkv.data(), kTokens, stride, shape.heads, positions.data(), cos_sin.data(), kPositions, slots.data(),
+                   q, key, 1e-5f},
+                  view);
+  }
+
+  float read(const std::vector<std::uint16_t>& cache, std::size_t index) const {
+    if (words == 1) return half_to_float(cache[index]);
+    float value;
+    std::memcpy(&value, cache.data() + 2 * index, sizeof value);
+    return value;
+  }
+};
+
+std::vector<double> rotated(const float* head, const std::vector<float>* norm, const float* cos_sin, std::size_t dim) {
+  std::vector<double> x(head, head + dim), y(dim);
+  if (norm != nullptr) {
+    double squares = 0;
+    for (const double value : x) squares += value * value;
+    for (std::size_t d = 0; d < dim; ++d) {
+      x[d] *= (*norm)[d] / std::sqrt(squares / static_cast<double>(dim) + static_cast<double>(1e-5f));
+    }
+  }
+  for (std::size_t d = 0; d < dim / 2; ++d) {
+    const double c = cos_sin[d], s = cos_sin[dim / 2 + d], x1 = x[d], x2 = x[dim / 2 + d];
+    y[d] = x1 * c - x2 * s;
+    y[dim / 2 + d] = x2 * c + x1 * s;
+  }
+  return y;
+}
+
+// The norm's sum errs by up to D u, and so by half of that in the root; a few roundings more. Times the size of the
+// terms.
+bool is_close(double got, double expected, std::size_t dim, double rounding) {
+  const double unit = std::ldexp(1.0, -24);
+  const double size = 40;  // products of normal variates, weights and rotations, at the most
+  return std::fabs(got - expected) <= (static_cast<double>(dim) / 2 + 8) * unit * size + rounding * std::fabs(expected);
+}
+
+}  // namespace
+
+TEST(kv_ops, queries_and_keys_are_normed_and_rotated_and_land_in_their_slots) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(2, isa);
+    for (const Shape& shape : shapes()) {
+      for (const bool norms : {false, true}) {
+        Call call(shape);
+        const std::vector<float> before = call.qkv;
+        call.run(context, norms);
+        const double rounding = shape.dtype == KvDtype::kF16 ? std::ldexp(1.0, -11) : 0;
+        for (std::size_t t = 0; t < kTokens; ++t) {
+          const float* const row = before.data() + t * call.stride;
+          const float* const cos_sin = call.cos_sin.data() + static_cast<std::size_t>(call.positions[t]) * shape.dim;
+          const std::size_t slot = static_cast<std::size_t>(call.slots[t]);
+          for (std::size_t h = 0; h < shape.heads; ++h) {
+            const auto expected = rotated(row + h * shape.dim, norms ? &call.q_norm : nullptr, cos_sin, shape.dim);
+            for (std::size_t d = 0; d < shape.dim; ++d) {
+              CHECK(is_close(call.qkv[t * call.stride + h * shape.dim + d], expected[d], shape.dim, 0));
+            }
+          }
+          for (std::size_t j = 0; j < shape.kv_heads; ++j) {
+            const float* const key = row + (shape.heads + j) * shape.dim;
+            const float* const value = key + shape.kv_heads * shape.dim;
+            const auto expected = rotated(key, norms ? &call.k_norm : nullptr, cos_sin, shape.dim);
+            const std::size_t head = (slot / shape.block * shape.kv_heads + j) * shape.dim * shape.block;
+            const std::size_t offset = slot % shape.block;
+            for (std::size_t d = 0; d < shape.dim; ++d) {
+              CHECK(is_close(call.read(call.k, head + d * shape.block + offset), expected[d], shape.dim, rounding));
+              const float kept = shape.dtype == KvDtype::kF16 ? half_to_float(float_to_half(value[d])) : value[d];
+              CHECK(call.read(call.v, head + offset * shape.dim + d) == kept);
+            }
+          }
+          const std::size_t rest = shape.heads * shape.dim;
+          CHECK(std::memcmp(call.qkv.data() + t * call.stride + rest, row + rest, (call.stride - rest) * 4) == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(kv_ops, nothing_but_the_slots_is_written) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context context(3, isa);
+    for (const Shape& shape : shapes()) {
+      Call call(shape);
+      call.run(context, true);
+      std::vector<bool> written(kBlocks * shape.block);
+      for (const std::int32_t slot : call.slots) written[static_cast<std::size_t>(slot)] = true;
+      for (std::size_t slot = 0; slot < written.size(); ++slot) {
+        if (written[slot]) continue;
+        for (std::size_t i = 0; i < shape.kv_heads * shape.dim; ++i) {
+          const std::size_t head = (slot / shape.block * shape.kv_heads + i / shape.dim) * shape.dim * shape.block;
+          const std::size_t d = i % shape.dim, offset = slot % shape.block;
+          for (std::size_t word = 0; word < call.words; ++word) {
+            CHECK(call.k[(head + d * shape.block + offset) * call.words + word] == kMark);
+            CHECK(call.v[(head + offset * shape.dim + d) * call.words + word] == kMark);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(kv_ops, a_token_has_the_same_bits_in_any_batch_and_with_any_number_of_threads) {
+  for (const InstructionSet isa : instruction_sets()) {
+    Context one(1, isa), many(3, isa);
+    for (const Shape& shape : shapes()) {
+      Call together(shape), threaded(shape), single(shape);
+      together.run(one, true);
+      threaded.run(many, true);
+      for (std::size_t t = 0; t < kTokens; ++t) {
+        const KvCacheView view{single.k.data(), single.v.data(), shape.dtype, kBlocks,
+                               shape.kv_heads,  shape.dim,       shape.block};
+        rope_store_kv(one,
+                      {single.qkv.data() + t * single.stride, 1, single.stride, shape.heads,
+                       single.positions.data() + t, single.cos_sin.data(), kPositions, single.slots.data() + t,
+                       single.q_norm.data(), single.k_norm.data(), 1e-5f},
+                      view);
+      }
+      for (const Call* call : {&threaded, &single}) {
+        CHECK(call->k == together.k && call->v == together.v);
+        CHECK(std::memcmp(call->qkv.data(), together.qkv.data(), together.qkv.size() * 4) == 0);
+      }
+    }
+  }
+}
+
+TEST(kv_ops, copies_follow_one_another_in_order) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+    Context context(3, detect_instruction_set());
+    Call call({2, 2, 6, 5, dtype});
+    const std::size_t block = 2 * 6 * 5 * call.words;
+    for (std::size_t i = 0; i < call.k.size(); ++i) {
+      call.k[i] = static_cast<std::uint16_t>(i / block);
+      call.v[i] = static_cast<std::uint16_t>(100 + i / block);
+    }
+    const std::int32_t sources[] = {0, 1, 2, 8}, destinations[] = {1, 2, 3, 8};
+    copy_blocks(context, {call.k.data(), call.v.data(), dtype, kBlocks, 2, 6, 5}, sources, destinations, 4);
+    const std::uint16_t expected[] = {0, 0, 0, 0, 4, 5, 6, 7, 8};
+    for (std::size_t i = 0; i < call.k.size(); ++i) {
+      CHECK(call.k[i] == expected[i / block]);
+      CHECK(call.v[i] == expected[i / block] + 100);
+    }
+  }
+}
+
+TEST(kv_ops, halves_round_to_the_nearest_and_ties_to_even) {
+  for (std::uint32_t half = 0; half < 0x7c00; ++half) {
+    const float value = half_to_float(static_cast<std::uint16_t>(half));
+    const float next = half + 1 == 0x7c00 ? 65536.0f : half_to_float(static_cast<std::uint16_t>(half + 1));
+    const float middle = value + (next - value) / 2;
+    CHECK(float_to_half(value) == half);
+    CHECK(float_to_half(-value) == (half | 0x8000U));
+    CHECK(float_to_half(middle) == (half % 2 == 0 ? half : half + 1));
+    CHECK(float_to_half(std::nextafter(middle, 0.0f)) == half);
+    CHECK(float_to_half(std::nextafter(middle, 1e9f)) == half + 1);
+  }
+  CHECK(half_to_float(0x3c00) == 1.0f && half_to_float(0x0001) == 0x1p-24f && half_to_float(0x7bff) == 65504.0f);
+  CHECK(float_to_half(std::numeric_limits<float>::infinity()) == 0x7c00);
+  CHECK(std::isinf(half_to_float(0xfc00)) && std::isnan(half_to_float(0x7e00)));
+  CHECK(float_to_half(std::numeric_limits<float>::quiet_NaN()) == 0x7e00);
+}
+
+TEST(kv_ops, instruction_sets_store_the_same_halves) {
+  if (detect_instruction_set() == InstructionSet::kScalar) return;
+  std::mt19937 random(2);
+  const std::size_t dim = 64, count = 4096;
+  std::vector<float> values(count * dim * 3);
+  for (float& x : values) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(random());
+    std::memcpy(&x, &bits, sizeof x);
+  }
+  std::vector<std::int32_t> positions(count, 0), slots(count);
+  for (std::size_t t = 0; t < count; ++t) slots[t] = static_cast<std::int32_t>(t);
+  std::vector<float> cos_sin(dim, 0.0f);
+  std::vector<std::uint16_t> stored[2];
+  for (const bool best : {false, true}) {
+    Context context(2, best ? detect_instruction_set() : InstructionSet::kScalar);
+    std::vector<float> qkv = values;
+    std::vector<std::uint16_t> k(count * dim);
+    stored[best].resize(count * dim);
+    const KvCacheView view{k.data(), stored[best].data(), KvDtype::kF16, count / 16, 1, dim, 16};
+    rope_store_kv(
+        context,
+        {qkv.data(), count, 3 * dim, 1, positions.data(), cos_sin.data(), 1, slots.data(), nullptr, nullptr, 0}, view);
+  }
+  CHECK(stored[0] == stored[1]);
+}
