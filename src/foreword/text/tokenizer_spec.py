@@ -1,0 +1,93 @@
+"""What decides a tokenizer, as plain data, whichever kind of file it came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal
+
+MAX_TOKENS = 1 << 21
+MAX_MERGES = 1 << 22
+MAX_TOKEN_CHARS = 1 << 16
+
+Json = dict[str, Any]
+"""One component of the `tokenizers` library in the form its own files use."""
+
+PrefixRule = Literal["first", "after_special", "every"]
+
+
+class TokenKind(IntEnum):
+    """What a token is for; the numbers are those of GGUF's `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4  # text that is always kept whole
+    UNUSED = 5
+    BYTE = 6
+
+
+SPECIAL_KINDS = frozenset(map(int, (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.UNUSED)))
+"""Kinds of token that no text becomes by itself."""
+
+ATOM_KINDS = frozenset(map(int, (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED)))
+"""Kinds of token that are recognised by their whole text."""
+
+END_TOKEN_TEXTS = frozenset(
+    {
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|eot|>",
+        "<|EOT|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<end_of_turn>",
+        "<EOT>",
+        "<|end_of_role|>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+"""Control tokens known to end a turn or a text, whether or not a file lists them among its end tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class MatchFlags:
+    """How a token written out in text is found: whether it takes white space beside it, whether it must stand alone."""
+
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSpec:
+    """Everything that decides tokenisation.
+
+    `tokens[i]` is the text of token `i`, in the byte alphabet of GPT-2 where `byte_level`, with `▁` for a space where
+    not; an id nothing maps to holds "". `first` and `inner` are the normaliser and pre-tokeniser for a stretch of text
+    that takes the leading space and for one that doesn't; `prefix_rule` says which stretches take it.
+    """
+
+    source: str
+    tokens: list[str]
+    kinds: bytes
+    merges: list[tuple[str, str]]
+    byte_level: bool
+    first: Json
+    inner: Json
+    prefix_rule: PrefixRule = "every"
+    strip_leading_space: bool = False
+    ignore_merges: bool = False
+    fuse_unknown: bool = True
+    byte_fallback: bool = False
+    flags: Mapping[int, MatchFlags] = field(default_factory=dict)
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    unk_token_id: int | None = None
+    pad_token_id: int | None = None
+    end_token_ids: frozenset[int] = frozenset()
+    prefix_ids: tuple[int, ...] = ()  # put before a text when special tokens are asked for
+    suffix_ids: tuple[int, ...] = ()
