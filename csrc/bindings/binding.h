@@ -41,7 +41,8 @@ template <class T>
 std::size_t rows_stride(std::string_view argument, const Rows<T>& array) {
   const std::size_t rows = array.shape(0), cols = array.shape(1);
   if (rows == 0 || cols == 0) return cols;
-  if (cols > 1 && array.stride(1) != 1) fail(argument, "a contiguous last axis", "stride " + std::to_string(array.stride(1)));
+  if (cols > 1 && array.stride(1) != 1)
+    fail(argument, "a contiguous last axis", "stride " + std::to_string(array.stride(1)));
   if (rows == 1) return cols;
   if (array.stride(0) < static_cast<std::int64_t>(cols)) {
     fail(argument, "rows that do not overlap", "row stride " + std::to_string(array.stride(0)));

@@ -1,6 +1,6 @@
-// One region at a time: the caller publishes a task by moving `epoch`, works as thread 0, and waits for `unfinished` to fall to
-// zero. Waiting spins for as long as a region of a decode step takes, then sleeps in the kernel; with more threads than
-// processors it sleeps at once, or the spinning threads would keep the working ones off.
+// One region at a time: the caller publishes a task by moving `epoch`, works as thread 0, and waits for `unfinished` to
+// fall to zero. Waiting spins for as long as a region of a decode step takes, then sleeps in the kernel; with more
+// threads than processors it sleeps at once, or the spinning threads would keep the working ones off.
 #include "foreword/threads.h"
 
 #include <pthread.h>
@@ -31,8 +31,8 @@ inline void pause_thread() {
 #endif
 }
 
-// Rounding mode and flush-to-zero are the caller's; inside a region they are the default ones on every thread, so that bits
-// depend neither on the caller nor on which thread did the work.
+// Rounding mode and flush-to-zero are the caller's; inside a region they are the default ones on every thread, so that
+// bits depend neither on the caller nor on which thread did the work.
 class DefaultFloatingPoint {
  public:
 #if defined(__x86_64__)
@@ -73,10 +73,10 @@ struct ThreadPool::State {
 
   const std::size_t num_threads;
   bool spin;
-  std::mutex region;             // held while a region runs
-  bool workers_lost = false;     // set in a forked child, which has only the thread that forked
+  std::mutex region;          // held while a region runs
+  bool workers_lost = false;  // set in a forked child, which has only the thread that forked
   std::vector<std::thread>* workers = nullptr;
-  Task task = nullptr;           // null: stop
+  Task task = nullptr;  // null: stop
   void* argument = nullptr;
   alignas(64) std::atomic<std::uint32_t> epoch{0};
   alignas(64) std::atomic<std::uint32_t> unfinished{0};
@@ -180,7 +180,9 @@ ThreadPool::~ThreadPool() {
   if (!state_->workers_lost) state_->stop_workers();
 }
 
-std::size_t ThreadPool::num_threads() const { return state_->num_threads; }
+std::size_t ThreadPool::num_threads() const {
+  return state_->num_threads;
+}
 
 void ThreadPool::run_task(Task task, void* argument) {
   State& state = *state_;

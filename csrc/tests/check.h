@@ -30,33 +30,33 @@ struct Register {
 
 }  // namespace foreword::test
 
-#define TEST(suite, name)                                                                           \
-  static void test_##suite##_##name();                                                              \
+#define TEST(suite, name)                                                                                \
+  static void test_##suite##_##name();                                                                   \
   static const foreword::test::Register register_##suite##_##name{#suite, #name, test_##suite##_##name}; \
   static void test_##suite##_##name()
 
-#define CHECK(condition)                                                   \
-  do {                                                                     \
+#define CHECK(condition)                                                    \
+  do {                                                                      \
     if (!(condition)) foreword::test::fail(__FILE__, __LINE__, #condition); \
   } while (false)
 
 // For values in loops: prints them with the failure.
-#define CHECK_MSG(condition, ...)                                          \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::printf(__VA_ARGS__);                                            \
-      std::printf("\n");                                                   \
-      foreword::test::fail(__FILE__, __LINE__, #condition);                 \
-    }                                                                      \
+#define CHECK_MSG(condition, ...)                           \
+  do {                                                      \
+    if (!(condition)) {                                     \
+      std::printf(__VA_ARGS__);                             \
+      std::printf("\n");                                    \
+      foreword::test::fail(__FILE__, __LINE__, #condition); \
+    }                                                       \
   } while (false)
 
-#define CHECK_THROWS(expression, exception)                                         \
-  do {                                                                              \
-    bool thrown = false;                                                            \
-    try {                                                                           \
-      (void)(expression);                                                           \
-    } catch (const exception&) {                                                    \
-      thrown = true;                                                                \
-    }                                                                               \
+#define CHECK_THROWS(expression, exception)                                              \
+  do {                                                                                   \
+    bool thrown = false;                                                                 \
+    try {                                                                                \
+      (void)(expression);                                                                \
+    } catch (const exception&) {                                                         \
+      thrown = true;                                                                     \
+    }                                                                                    \
     if (!thrown) foreword::test::fail(__FILE__, __LINE__, #expression " did not throw"); \
   } while (false)

@@ -53,7 +53,9 @@ TEST(threads, writes_before_a_barrier_are_seen_after_it) {
   }
 }
 
-TEST(threads, zero_threads_are_refused) { CHECK_THROWS(ThreadPool(0), std::invalid_argument); }
+TEST(threads, zero_threads_are_refused) {
+  CHECK_THROWS(ThreadPool(0), std::invalid_argument);
+}
 
 TEST(threads, callers_on_several_threads_take_turns) {
   ThreadPool pool(2);

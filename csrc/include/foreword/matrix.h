@@ -16,16 +16,13 @@
 
 namespace foreword {
 
-// How weights lie in memory once packed.
-enum class WeightFormat {
-  kF32,
-  kF16,
-  kBf16,
-  kQ8,  // signed 8-bit, groups of 32, one scale:            w = scale * q
-  kQ4,  // 4-bit 0..15, groups of 32, scale and minimum:      w = scale * q + minimum
-};
-
-// How one part of a matrix lies in the file: the GGML block formats that pack exactly.
+// How one part of a matrix lies in the file: the GGML block formats that pack exactly. Each has a packed layout of its
+// own (csrc/cpu/packed_matrix.h) of as many bytes a weight:
+//   kF32, kF16, kBf16
+//   kQ8_0   signed 8-bit, groups of 32 with one scale:   w = scale * q
+//   kQ4_0   4-bit 0..15, groups of 32 with one scale:    w = scale * q + minimum, minimum = -8 * scale
+//   kQ4_1   4-bit 0..15, groups of 32:                   w = scale * q + minimum
+//   kQ4_K   as kQ4_1, with scale = d * 6 bits and minimum = -dmin * 6 bits, d and dmin of 8 groups
 enum class SourceFormat { kF32, kF16, kBf16, kQ4_0, kQ4_1, kQ4_K, kQ8_0 };
 
 std::size_t source_row_bytes(SourceFormat format, std::size_t cols);  // 0 when cols does not fit the format
@@ -33,8 +30,8 @@ std::size_t source_row_bytes(SourceFormat format, std::size_t cols);  // 0 when 
 struct MatrixSource {
   SourceFormat format;
   std::size_t rows, cols;
-  const std::uint8_t* data;        // rows * source_row_bytes(format, cols) bytes, any alignment
-  const std::int32_t* row_order;   // null, or [rows]: output row i is source row row_order[i]
+  const std::uint8_t* data;       // rows * source_row_bytes(format, cols) bytes, any alignment
+  const std::int32_t* row_order;  // null, or [rows]: output row i is source row row_order[i]
 };
 
 // Weight matrix of N outputs and K inputs. Parts of different formats (a Q4_K q beside a Q6_K v) lie behind one
@@ -45,8 +42,8 @@ class PackedMatrix {
   ~PackedMatrix();
   PackedMatrix(PackedMatrix&&) noexcept;
 
-  std::size_t rows() const;    // N
-  std::size_t cols() const;    // K
+  std::size_t rows() const;  // N
+  std::size_t cols() const;  // K
   std::size_t num_bytes() const;
 
   struct Part;
@@ -71,10 +68,12 @@ struct RowTransform {
 // out[t, n] = (accumulate ? out[t, n] : 0) + (sum_k f(x[t])[k] * w[n, k] + (bias ? bias[n] : 0))
 // x: [T, K] (or [T, 2K] for SwiGLU) f32 with row stride x_stride; out: [T, N] f32 with row stride out_stride.
 // Formats with 8 or 4 bits round f(x[t]) to int8 per group of 32 first:
-//   s = max|x| / 127, q = round_to_even(x * (127 / max|x|)), both f32; q = 0, s = 0 where max|x| = 0;
-//   acc = fma(float(sum q_w q_x), scale * s, acc), then for kQ4 acc = fma(minimum, s * float(sum q_x), acc),
+//   s = max|x| / 127, q = round_to_even(x * (127 / max|x|)), both f32; q = 0, s = 0 where max|x| is 0 or so small that
+//   127 / max|x| overflows; q = 0, s = NaN in a group with a NaN or an infinity, so that every output shows it;
+//   acc = fma(float(sum q_w q_x), scale * s, acc), then for 4 bits acc = fma(minimum, s * float(sum q_x), acc),
 //   groups in ascending order from acc = 0.
-// Wider formats sum in f32 with fma in a fixed order (stated in the kernel file).
+// Wider formats sum in f32 in a fixed order (csrc/cpu/matmul_kernels.h). bias, then accumulate, are added with one
+// rounding each.
 void linear(Context& context, const float* x, std::size_t x_stride, std::size_t num_rows, RowTransform transform,
             const PackedMatrix& matrix, const float* bias, bool accumulate, float* out, std::size_t out_stride);
 

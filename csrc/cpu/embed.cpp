@@ -1,0 +1,41 @@
+#include "packed_value.h"
+
+namespace foreword {
+namespace {
+
+// The part's output `row`, all inputs. Products of scale and code are exact, so only the sum with a minimum rounds.
+void dequantise_row(const TileView& view, std::size_t row, float* out) {
+  const std::uint8_t* tile = view.data + row / kTileOutputs * view.tile_bytes;
+  const std::size_t lane = row % kTileOutputs;
+  if (!is_quantised(view.format)) {
+    for (std::size_t k = 0; k < view.cols; ++k) out[k] = wide_value(view.format, tile, k, lane);
+    return;
+  }
+  for (std::size_t g = 0; g < view.cols / kGroup; ++g) {
+    const GroupValues values = group_values(view.format, tile, g, lane);
+    for (std::size_t k = 0; k < kGroup; ++k) {
+      const float product = values.scale * static_cast<float>(values.codes[k]);
+      out[g * kGroup + k] = view.format == SourceFormat::kQ8_0 ? product : product + values.minimum;
+    }
+  }
+}
+
+}  // namespace
+
+void embed(Context& context, const PackedMatrix& table, std::span<const std::int32_t> token_ids, float* out) {
+  context.pool.run([&](std::size_t thread) {
+    const auto [begin, end] = split_evenly(token_ids.size(), thread, context.pool.num_threads());
+    for (std::size_t t = begin; t < end; ++t) {
+      std::size_t row = static_cast<std::size_t>(token_ids[t]);
+      for (const PackedMatrix::Part& part : table.parts()) {
+        if (row < part.view.rows) {
+          dequantise_row(part.view, row, out + t * table.cols());
+          break;
+        }
+        row -= part.view.rows;
+      }
+    }
+  });
+}
+
+}  // namespace foreword

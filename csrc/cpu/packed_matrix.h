@@ -1,0 +1,61 @@
+// How packed weights lie in memory. Outputs are cut into tiles of 16; each tile is one run of bytes that a product
+// reads once, front to back. Outputs past the last one are zero.
+//
+//   F32, F16, BF16   for each k: 16 values
+//   Q8_0   for each group of 32 k: codes [8 steps][2 halves][8 outputs][4 k] int8, scale [16] f16
+//   Q4_1   for each group: nibbles [4 steps][2 halves][8 outputs][4 k], scale [16] f16, minimum [16] f16
+//   Q4_0   the same without the minimum, which is -8 * scale
+//   Q4_K   for each 8 groups: d [16] f16, dmin [16] f16, then for each group: nibbles, scale [16] u8, minimum [16] u8
+//
+// Step j holds k = 4j .. 4j + 3 of the group. The low nibbles of step j are those of k = 4j .., the high ones of k = 16
+// + 4j .., as in GGML's blocks. One half of a step, 32 bytes, is one operand of a multiply-add of 8 outputs by 4
+// inputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "foreword/matrix.h"
+
+namespace foreword {
+
+inline constexpr std::size_t kTileOutputs = 16;
+inline constexpr std::size_t kGroup = 32;       // inputs that share a scale, of weights and of rounded activations
+inline constexpr std::size_t kSuperGroups = 8;  // groups of a Q4_K block
+inline constexpr std::size_t kNibbleBytes = kTileOutputs * kGroup / 2;
+inline constexpr std::size_t kHalfRow = kTileOutputs * sizeof(std::uint16_t);  // 16 f16 scales
+inline constexpr std::size_t kQ4_1Bytes = kNibbleBytes + 2 * kHalfRow;         // of one group
+inline constexpr std::size_t kQ4_0Bytes = kNibbleBytes + kHalfRow;
+inline constexpr std::size_t kQ4_KBytes = kNibbleBytes + 2 * kTileOutputs;
+inline constexpr std::size_t kQ4_KHead = 2 * kHalfRow;
+inline constexpr std::size_t kQ8_0Bytes = 2 * kNibbleBytes + kHalfRow;
+
+// What kernels see of a part: plain data, so that files compiled for other instruction sets share no inline functions.
+struct TileView {
+  SourceFormat format;
+  std::size_t rows, cols;  // outputs N, inputs K
+  std::size_t tile_bytes;
+  const std::uint8_t* data;
+};
+
+struct FreeDeleter {
+  void operator()(void* pointer) const { std::free(pointer); }
+};
+
+// Consecutive sources of one format, packed as one run of outputs.
+struct PackedMatrix::Part {
+  TileView view;
+  std::size_t num_bytes;
+  std::unique_ptr<std::uint8_t, FreeDeleter> storage;
+};
+
+std::size_t packed_tile_bytes(SourceFormat format, std::size_t cols);
+bool is_quantised(SourceFormat format);
+
+// Packs one tile: rows[i] is the source row of output i, null past the last output. The tile starts as zeros.
+void pack_tile(SourceFormat format, const std::uint8_t* const (&rows)[kTileOutputs], std::size_t cols,
+               std::uint8_t* tile);
+
+}  // namespace foreword
