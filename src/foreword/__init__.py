@@ -1,19 +1,20 @@
 """foreword: an LLM inference engine for plain CPUs that never reads the same opening twice."""
 
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from foreword.core.errors import (
-    CapacityError,
-    ForewordError,
-    InvalidRequestError,
-    InvariantError,
-    ModelFormatError,
-    ModelNotFoundError,
-)
-from foreword.core.sampling_params import SamplingParams
-from foreword.llm import LLM, CompletionOutput, EngineOptions, RequestOutput, TextDelta
+if TYPE_CHECKING:
+    from foreword.core.errors import (
+        CapacityError,
+        ForewordError,
+        InvalidRequestError,
+        InvariantError,
+        ModelFormatError,
+        ModelNotFoundError,
+    )
+    from foreword.core.sampling_params import SamplingParams
+    from foreword.llm import LLM, CompletionOutput, EngineOptions, RequestOutput, TextDelta
 
-__version__ = version("foreword")
+    __version__: str
 
 __all__ = [
     "LLM",
@@ -30,3 +31,27 @@ __all__ = [
     "TextDelta",
     "__version__",
 ]
+
+_ERRORS = frozenset(name for name in __all__ if name.endswith("Error"))
+
+
+def __getattr__(name: str) -> object:
+    # Names are looked up on first use, so that `foreword --help` does not wait for NumPy and the tokenizer library.
+    if name not in __all__:
+        raise AttributeError(f"module 'foreword' has no attribute '{name}'")
+    from importlib import import_module
+    from importlib.metadata import version
+
+    if name == "__version__":
+        return version("foreword")
+    if name in _ERRORS:
+        home = "foreword.core.errors"
+    else:
+        home = "foreword.core.sampling_params" if name == "SamplingParams" else "foreword.llm"
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

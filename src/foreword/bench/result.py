@@ -1,0 +1,21 @@
+"""What a row reports."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+Metrics = Mapping[str, object]
+"""Measured values by name; a name ends in its unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row: what was measured, on which model, with how many threads."""
+
+    row: str
+    model: str
+    threads: int
+    metrics: Metrics
+
+    def as_json(self) -> dict[str, object]:
+        """The row for machines."""
+        return asdict(self)

@@ -1,0 +1,214 @@
+"""`foreword doctor`: what is true on this machine, one line each: ok, warn (it runs, but …), fix (it does not)."""
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from foreword.cli.console import err_console, human_bytes, one_line, out_console, write_json
+from foreword.cli.options import JsonFlag, ModelOptions, grouped
+from foreword.cli.session import find_model, kv_decision
+from foreword.core.errors import ForewordError
+from foreword.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from foreword.llm import LLM
+
+Status = Literal["ok", "warn", "fix"]
+_STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fix": "bold red"}
+_PROBE = (5, 11, 3)  # token ids every vocabulary has
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; `cure` says what to do where there is something to do."""
+
+    check: str
+    status: Status
+    detail: str
+    cure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """How the report is shown."""
+
+    json: JsonFlag = False
+
+
+@grouped
+def doctor(*, shown: DoctorOptions, model: ModelOptions) -> None:
+    """Check kernels, threads, memory, model and cache. Exit code 1 when something needs fixing."""
+    findings = []
+    for finding in examine(model):
+        findings.append(finding)
+        if not shown.json:
+            _print(finding)
+    if shown.json:
+        write_json({"ok": all(f.status != "fix" for f in findings), "checks": [asdict(f) for f in findings]})
+    if any(finding.status == "fix" for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(model: ModelOptions) -> Iterator[Finding]:
+    """Every finding, as it is made."""
+    from foreword import __version__
+
+    yield Finding("version", "ok", f"foreword {__version__}, Python {platform.python_version()}, {platform.machine()}")
+    yield _kernels(model)
+    yield _self_test(model)
+    yield _threads(model)
+    yield from _model(model)
+
+
+def _kernels(model: ModelOptions) -> Finding:
+    from foreword.llm.loading import make_backend
+    from foreword.ops.cpu import available_instruction_sets
+
+    available = available_instruction_sets()
+    try:
+        backend = make_backend(model.engine_options())
+    except (ForewordError, ValueError) as error:
+        return Finding("kernels", "fix", one_line(str(error)), f"choose among auto, {', '.join(available)}")
+    detail = f"{backend.name} {backend.instruction_set}; here: {', '.join(available)}"
+    if backend.name == "reference":
+        return Finding("kernels", "warn", detail, "--backend cpu is much faster")
+    if backend.instruction_set == "scalar":
+        cure = "use --instruction-set auto" if len(available) > 1 else "a machine with AVX2 is several times faster"
+        return Finding("kernels", "warn", detail, cure)
+    return Finding("kernels", "ok", detail)
+
+
+def _self_test(model: ModelOptions) -> Finding:
+    """Three rows through a matrix product of each packed kind, on the backend in use and on the reference."""
+    from foreword.cli.self_test import TOLERANCE, largest_difference
+    from foreword.llm.loading import make_backend
+
+    try:
+        difference = largest_difference(make_backend(model.engine_options()))
+    except (ForewordError, ValueError) as error:
+        return Finding("self-test", "fix", one_line(str(error)), "see the line above")
+    detail = f"products of f32, 8-bit and 4-bit weights differ from the reference by at most {difference:.1e}"
+    if difference <= TOLERANCE:
+        return Finding("self-test", "ok", detail)
+    return Finding("self-test", "fix", detail, "try --instruction-set scalar, and report this machine's processor")
+
+
+def _threads(model: ModelOptions) -> Finding:
+    from foreword.llm.machine import physical_cores
+
+    cores = physical_cores()
+    threads = cores if model.threads is None else model.threads
+    detail = f"{threads} of {cores} physical cores granted to this process"
+    if threads > cores:
+        return Finding("threads", "warn", detail, f"--threads {cores} is as fast or faster")
+    if threads < cores:
+        return Finding("threads", "warn", detail, f"--threads {cores} uses them all")
+    return Finding("threads", "ok", detail)
+
+
+def _model(model: ModelOptions) -> Iterator[Finding]:
+    try:
+        path = find_model(model.model)
+        yield _formats(path)
+        with _loaded(model, path) as llm:
+            yield _memory(llm)
+            yield from _cache(llm, model)
+            yield _answers(llm)
+    except ForewordError as error:
+        message, _, cure = str(error).partition("; run: ")
+        yield Finding("model", "fix", one_line(message), f"run: {cure}" if cure else "name another with --model")
+
+
+def _formats(path: "Path") -> Finding:
+    from collections import Counter
+
+    from foreword.models.registry import open_model_files
+    from foreword.ops.raw_tensor import PACKED_EXACTLY
+
+    with open_model_files(path) as files:
+        types = Counter(tensor.type for tensor in files.tensors.values())
+        notes = files.notes
+        kind, architecture = files.kind, files.config.architecture
+    listed = ", ".join(f"{count} {name}" for name, count in types.most_common())
+    detail = f"{path.name}: {kind}, {architecture}, tensors: {listed}"
+    others = sorted(set(types) - set(PACKED_EXACTLY))
+    if others:
+        return Finding(
+            "model", "warn", detail, f"{', '.join(others)} run as 8-bit: a Q8_0 or Q4_K file is kept exactly"
+        )
+    if notes:
+        return Finding("model", "warn", detail, one_line("; ".join(notes)))
+    return Finding("model", "ok", detail)
+
+
+def _memory(llm: "LLM") -> Finding:
+    from foreword.llm.machine import available_bytes, resident_bytes
+
+    summary, free = llm.summary, available_bytes()
+    detail = (
+        f"weights {human_bytes(summary.weight_bytes)}, KV pool {human_bytes(summary.kv_pool_bytes)} "
+        f"({kv_decision(summary, llm.options)}), process {human_bytes(resident_bytes())}, free {human_bytes(free)}"
+    )
+    if summary.kv_pool_bytes > free:
+        return Finding("memory", "warn", detail, "the KV pool could outgrow memory: lower --kv-memory")
+    full = summary.kv_pool_tokens // summary.max_model_len
+    if full < llm.options.max_num_seqs and llm.options.kv_memory_bytes is not None:
+        cure = (
+            f"room for {full} full-length sequences of {llm.options.max_num_seqs}: raise --kv-memory if they are long"
+        )
+        return Finding("memory", "warn", detail, cure)
+    return Finding("memory", "ok", detail)
+
+
+def _cache(llm: "LLM", model: ModelOptions) -> Iterator[Finding]:
+    summary = llm.summary
+    if summary.kv_cache:
+        yield Finding("KV cache", "ok", f"on, {summary.kv_dtype}")
+    else:
+        yield Finding("KV cache", "warn", "off: each step computes every token again", "leave out --kv-cache off")
+    blocks = f"{summary.num_blocks:,} blocks of {summary.block_size} tokens"
+    detail = f"on, {blocks}, {summary.kv_bytes_per_token:,} bytes a token"
+    yield Finding("paging", "ok", detail)
+    if summary.prefix_cache == "none":
+        yield Finding("prefix cache", "warn", "off: every prompt is read whole", "--prefix-cache radix")
+    else:
+        yield Finding("prefix cache", "ok", summary.prefix_cache)
+
+
+def _answers(llm: "LLM") -> Finding:
+    """Three tokens, twice: the same tokens both times, and all books balanced after it."""
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    prompt = {"prompt_token_ids": [token % llm.tokenizer.vocab_size for token in _PROBE]}
+    first, second = (llm.generate(prompt, params)[0].outputs[0].token_ids for _ in range(2))
+    if first != second:
+        return Finding("engine", "fix", f"the same prompt gave {first}, then {second}", "report this: it is a bug")
+    llm.check_invariants()
+    return Finding("engine", "ok", "answers, the same twice; every block accounted for")
+
+
+@contextmanager
+def _loaded(model: ModelOptions, path: "Path") -> "Iterator[LLM]":
+    from foreword.cli.session import as_keywords
+    from foreword.llm import LLM
+
+    with err_console().status(f"Loading {path.name} …"):
+        llm = LLM(path, **as_keywords(model.engine_options()))
+    with llm:
+        yield llm
+
+
+def _print(finding: Finding) -> None:
+    from rich.text import Text
+
+    line = Text.assemble(
+        (f"{finding.status:<5}", _STYLES[finding.status]), (f"{finding.check:<13}", "bold"), finding.detail
+    )
+    if finding.cure:
+        line.append(f"  → {finding.cure}", style="dim")
+    out_console().print(line, soft_wrap=True)

@@ -1,0 +1,83 @@
+"""The `foreword` command: one file a command; this one only joins them and turns errors into lines and exit codes."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from foreword.cli.bench import bench
+from foreword.cli.chat import chat
+from foreword.cli.console import one_line
+from foreword.cli.doctor import doctor
+from foreword.cli.generate import generate
+from foreword.cli.pull import pull
+from foreword.core.errors import ForewordError, InvariantError
+
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+
+app = typer.Typer(
+    name="foreword",
+    help="An LLM inference engine for plain CPUs that never reads the same opening twice.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (pull, generate, chat, bench, doctor):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    if version:
+        from foreword import __version__
+
+        print(f"foreword {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code.
+
+    0 done; 1 done, but `doctor` found something to fix; 2 refused, with one line on stderr; 130 stopped by Ctrl-C;
+    141 whoever read the output has gone.
+    """
+    try:
+        code = app(args=argv, prog_name="foreword", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return EXIT_BROKEN_PIPE
+    except InvariantError as error:
+        return _refuse(f"{error} (a bug in foreword: please report it)")
+    except ForewordError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except Exception as error:
+        # A usage error of Typer's: its class moved between versions, what it can do has not.
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
+            raise
+        return _refuse(format_message())
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str) -> int:
+    print(f"foreword: {one_line(message)}", file=sys.stderr)
+    return EXIT_REFUSED
+
+
+def _silence_stdout() -> None:
+    # Python flushes stdout once more at exit; give it somewhere to go.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

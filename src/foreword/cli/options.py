@@ -1,0 +1,260 @@
+"""Options that commands share, as dataclasses, and `grouped`, which lets a command take one whole."""
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from foreword.cli.environment import DEFAULT_MODEL
+from foreword.core.errors import InvalidRequestError
+from foreword.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from foreword.llm import EngineOptions
+
+_ENGINE = "Engine"
+_SAMPLING = "Sampling"
+_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B?)", re.IGNORECASE)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="No summary, progress or remarks on stderr.")]
+
+
+class OnOff(StrEnum):
+    """A switch with both positions named."""
+
+    on = "on"
+    off = "off"
+
+
+class KVDtype(StrEnum):
+    """How K and V are stored."""
+
+    f32 = "f32"
+    f16 = "f16"
+
+
+class Weights(StrEnum):
+    """How weights are held in memory."""
+
+    auto = "auto"
+    f32 = "f32"
+    q8 = "q8"
+    q4 = "q4"
+
+
+class PrefixCache(StrEnum):
+    """How prefixes are found again."""
+
+    radix = "radix"
+    hash = "hash"
+    none = "none"
+
+
+class BackendName(StrEnum):
+    """Which kernels run."""
+
+    cpu = "cpu"
+    reference = "reference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model, and how it is run."""
+
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", envvar="FOREWORD_MODEL", help="A pulled name, a .gguf file or a folder."),
+    ] = DEFAULT_MODEL
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", "-t", envvar="FOREWORD_THREADS", help="Default: one a physical core."),
+    ] = None
+    kv_cache: Annotated[
+        OnOff, typer.Option(help="off: recompute everything at every step.", rich_help_panel=_ENGINE)
+    ] = OnOff.on
+    kv_dtype: Annotated[KVDtype, typer.Option(help="How K and V are stored.", rich_help_panel=_ENGINE)] = KVDtype.f16
+    kv_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory for K and V, e.g. 2GiB. Default: a quarter of what is free, if so much is of use.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None
+    block_size: Annotated[int, typer.Option(help="Tokens a KV block.", rich_help_panel=_ENGINE)] = 16
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest sequence. Default: the model's.", rich_help_panel=_ENGINE)
+    ] = None
+    max_num_seqs: Annotated[int, typer.Option(help="Sequences run at once.", rich_help_panel=_ENGINE)] = 16
+    token_budget: Annotated[int, typer.Option(help="Most tokens a step computes.", rich_help_panel=_ENGINE)] = 512
+    weights: Annotated[
+        Weights, typer.Option(help="Weights in memory; auto keeps the file's.", rich_help_panel=_ENGINE)
+    ] = Weights.auto
+    prefix_cache: Annotated[
+        PrefixCache, typer.Option(help="How prefixes are found again.", rich_help_panel=_ENGINE)
+    ] = PrefixCache.radix
+    backend: Annotated[BackendName, typer.Option(help="Which kernels run.", rich_help_panel=_ENGINE)] = BackendName.cpu
+    instruction_set: Annotated[str, typer.Option(help="auto, avx2 or scalar.", rich_help_panel=_ENGINE)] = "auto"
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Poison unused K and V, check every invariant.", rich_help_panel=_ENGINE)
+    ] = False
+
+    def engine_options(self) -> "EngineOptions":
+        """The same for `LLM`; numbers are checked where they are used.
+
+        Raises:
+            InvalidRequestError: `--kv-memory` is not a size.
+        """
+        from foreword.llm import EngineOptions
+
+        return EngineOptions(
+            threads=self.threads,
+            backend=self.backend.value,
+            instruction_set=self.instruction_set,
+            weight_dtype=self.weights.value,
+            kv_cache=self.kv_cache is OnOff.on,
+            kv_dtype=self.kv_dtype.value,
+            kv_memory_bytes=None if self.kv_memory is None else parse_bytes("kv_memory", self.kv_memory),
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            token_budget=self.token_budget,
+            prefix_cache=self.prefix_cache.value,
+            debug=self.debug,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are chosen: the fields of `SamplingParams`."""
+
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None
+    n: Annotated[int, typer.Option("--n", help="Answers to one prompt.", rich_help_panel=_SAMPLING)] = 1
+    top_k: Annotated[int, typer.Option(help="0: all tokens.", rich_help_panel=_SAMPLING)] = 0
+    top_p: Annotated[float, typer.Option(rich_help_panel=_SAMPLING)] = 1.0
+    min_p: Annotated[float, typer.Option(rich_help_panel=_SAMPLING)] = 0.0
+    repetition_penalty: Annotated[float, typer.Option(rich_help_panel=_SAMPLING)] = 1.0
+    presence_penalty: Annotated[float, typer.Option(rich_help_panel=_SAMPLING)] = 0.0
+    frequency_penalty: Annotated[float, typer.Option(rich_help_panel=_SAMPLING)] = 0.0
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="TOKEN_ID=VALUE; may be repeated.", rich_help_panel=_SAMPLING)
+    ] = None
+    min_tokens: Annotated[int, typer.Option(help="No end before.", rich_help_panel=_SAMPLING)] = 0
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Token that ends the answer; may be repeated.", rich_help_panel=_SAMPLING)
+    ] = None
+    include_stop: Annotated[
+        bool, typer.Option("--include-stop", help="Keep the stop text.", rich_help_panel=_SAMPLING)
+    ] = False
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the end token.", rich_help_panel=_SAMPLING)
+    ] = False
+    logprobs: Annotated[
+        int | None, typer.Option(help="Logprobs of this many likely tokens, in --json.", rich_help_panel=_SAMPLING)
+    ] = None
+    prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt.", rich_help_panel=_SAMPLING)] = (
+        None
+    )
+    show_special: Annotated[
+        bool, typer.Option("--show-special", help="Show special tokens.", rich_help_panel=_SAMPLING)
+    ] = False
+
+    def params(self) -> SamplingParams:
+        """The same as `SamplingParams`.
+
+        Raises:
+            InvalidRequestError: a value is out of its range.
+        """
+        return SamplingParams(
+            n=self.n,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=_parse_bias(self.logit_bias or []),
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            include_stop_str_in_output=self.include_stop,
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            skip_special_tokens=not self.show_special,
+        )
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take dataclasses of options: Typer sees one option a field.
+
+    Fifteen engine options belong to four commands; writing them into each signature would be the same list four times.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        group = groups.get(parameter.name)
+        parameters += [parameter] if group is None else _parameters_of(group)
+    parameters.sort(key=lambda p: p.kind)  # positional ones first, as a signature must have them
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def parse_bytes(name: str, text: str) -> int:
+    """`2GiB`, `512M` or a plain number as bytes; units are powers of 1024.
+
+    Raises:
+        InvalidRequestError: not a size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    value = math.inf if match is None else float(match[1]) * _UNITS[match[2].upper()]
+    if not 0 < value < 2**63:
+        raise InvalidRequestError(name, "a size such as 2GiB or 512MiB", text)
+    return int(value)
+
+
+def _parameters_of(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name]
+        )
+        for field in fields(group)
+    ]
+
+
+def _default(field: "Field[Any]") -> object:
+    return inspect.Parameter.empty if field.default is MISSING else field.default
+
+
+def _parse_bias(entries: list[str]) -> dict[int, float]:
+    bias = {}
+    for entry in entries:
+        token, _, value = entry.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise InvalidRequestError("logit_bias", "TOKEN_ID=VALUE such as 198=-5", entry) from None
+    return bias

@@ -1,0 +1,48 @@
+"""Text from files, pipes and arguments."""
+
+import sys
+from pathlib import Path
+
+from foreword.core.errors import ForewordError
+
+MAX_BYTES = 64 * 2**20
+
+
+def read_text(path: str) -> str:
+    """A UTF-8 file whole, or all of stdin where the path is `-`.
+
+    Raises:
+        ForewordError: no such file, too large, or not UTF-8.
+    """
+    name = "stdin" if path == "-" else path
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(path).expanduser().open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ForewordError(f"{name}: {(error.strerror or 'cannot be read').lower()}") from None
+    if len(data) > MAX_BYTES:
+        raise ForewordError(f"{name}: larger than {MAX_BYTES // 2**20} MiB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ForewordError(f"{name}: not UTF-8 text (byte {error.start})") from None
+
+
+def prompt_text(prompt: str | None, file: str | None) -> str:
+    """The prompt: an argument, a file, or stdin when that is a pipe or `-` was given.
+
+    Raises:
+        ForewordError: none of them, or two.
+    """
+    if prompt is not None and file is not None:
+        raise ForewordError("prompt: give either PROMPT or --file, not both")
+    if file is not None:
+        return read_text(file)
+    if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+        return read_text("-").rstrip("\n")
+    if prompt is None:
+        raise ForewordError("prompt: nothing to answer; give PROMPT, --file FILE, or pipe text in")
+    return prompt
