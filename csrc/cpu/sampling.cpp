@@ -1,0 +1,294 @@
+#include "foreword/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "philox.h"
+#include "sampling_isa.h"
+
+namespace foreword {
+namespace {
+
+constexpr float kGreedyBelow = 1e-4f;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::size_t kMinCapacity = 1024;  // ids gathered beyond the best k before they are thinned
+constexpr std::size_t kChunk = 256;         // ids summed together when a row is drawn from as a whole
+
+const LogitPasses& passes_for(InstructionSet isa) {
+#if FOREWORD_HAVE_AVX2
+  if (isa == InstructionSet::kAvx2) return kLogitPassesAvx2;
+#endif
+  return kLogitPassesScalar;
+}
+
+// Room to work on one row. Not initialised: what is not used is never touched.
+class Scratch {
+ public:
+  explicit Scratch(std::size_t vocab_size)
+      : num_ids(vocab_size + kMinCapacity + kGatherSlack),
+        ids(std::make_unique_for_overwrite<std::int32_t[]>(num_ids)),
+        logits(std::make_unique_for_overwrite<float[]>(vocab_size)),
+        weights(std::make_unique_for_overwrite<double[]>(std::max(vocab_size, vocab_size / kChunk + kChunk + 1))) {}
+
+  std::size_t num_ids;
+  std::unique_ptr<std::int32_t[]> ids;  // some ids of the row, then in descending order of their logits
+  std::unique_ptr<float[]> logits;      // theirs
+  std::unique_ptr<double[]> weights;    // theirs, the largest being 1
+};
+
+std::unique_ptr<std::unique_ptr<Scratch>[]> scratch_for(std::size_t num_threads, std::size_t vocab_size) {
+  auto all = std::make_unique<std::unique_ptr<Scratch>[]>(num_threads);
+  for (std::size_t thread = 0; thread < num_threads; ++thread) all[thread] = std::make_unique<Scratch>(vocab_size);
+  return all;
+}
+
+// One row of logits. Lists of ids live in the scratch.
+class LogitRow {
+ public:
+  LogitRow(const LogitPasses& passes, const float* logits, std::size_t vocab_size, Scratch& scratch)
+      : passes_(passes), logits_(logits), vocab_size_(vocab_size), scratch_(scratch) {
+    peak_ = passes.largest(logits, vocab_size);
+  }
+
+  float peak() const { return peak_; }
+
+  float logit(std::int32_t id) const {
+    const float value = logits_[static_cast<std::size_t>(id)];
+    return std::isnan(value) ? -kInfinity : value;
+  }
+
+  std::int32_t best() const {
+    if (peak_ == -kInfinity) return 0;
+    std::int32_t first[kGatherSlack];
+    std::size_t next;
+    passes_.gather_above(logits_, 0, vocab_size_, std::nextafter(peak_, -kInfinity), first, kGatherSlack, &next);
+    return first[0];
+  }
+
+  double weight_sum(double inverse_temperature) const {
+    return passes_.weigh(logits_, vocab_size_, peak_, inverse_temperature, nullptr);
+  }
+
+  std::size_t num_above(float bound) const { return passes_.count_above(logits_, vocab_size_, bound); }
+
+  // Larger logits first, lower ids first among equals.
+  struct IsBetter {
+    const LogitRow& row;
+    bool operator()(std::int32_t a, std::int32_t b) const {
+      const float x = row.logit(a), y = row.logit(b);
+      return x > y || (x == y && a < b);
+    }
+  };
+
+  // Lists the k best, best first. k <= vocab_size.
+  void list_best(std::size_t k) {
+    std::int32_t* const ids = scratch_.ids.get();
+    std::size_t found = 0, next = 0;
+    float bound = -kInfinity;
+    while (next < vocab_size_) {
+      found += passes_.gather_above(logits_, next, vocab_size_, bound, ids + found,
+                                    k + kMinCapacity + kGatherSlack - found, &next);
+      if (found <= k) continue;
+      // An id that follows loses against an equal logit among these: only larger ones need gathering.
+      std::nth_element(ids, ids + k - 1, ids + found, IsBetter{*this});
+      bound = logit(ids[k - 1]);
+      found = k;
+    }
+    for (std::size_t i = 0; found < k; ++i) {
+      if (logit(static_cast<std::int32_t>(i)) == -kInfinity) ids[found++] = static_cast<std::int32_t>(i);
+    }
+    std::sort(ids, ids + k, IsBetter{*this});
+  }
+
+  // Lists every id with a logit above `bound`, in ascending order; returns how many.
+  std::size_t list_above(float bound) {
+    std::size_t next;
+    return passes_.gather_above(logits_, 0, vocab_size_, bound, scratch_.ids.get(), scratch_.num_ids, &next);
+  }
+
+  void sort_listed(std::size_t count) { std::sort(scratch_.ids.get(), scratch_.ids.get() + count, IsBetter{*this}); }
+
+  // Weights of the first `count` listed ids; returns their sum.
+  double weigh_listed(std::size_t count, double inverse_temperature) {
+    for (std::size_t i = 0; i < count; ++i) scratch_.logits[i] = logit(scratch_.ids[i]);
+    return passes_.weigh(scratch_.logits.get(), count, peak_, inverse_temperature, scratch_.weights.get());
+  }
+
+  // The id at which the running sum of all weights, by id, exceeds u of their total: first the chunk, then the id in
+  // it.
+  std::int32_t draw_by_id(double inverse_temperature, double u) {
+    double* const chunk_sums = scratch_.weights.get();
+    const std::size_t num_chunks = (vocab_size_ + kChunk - 1) / kChunk;
+    double total = 0;
+    for (std::size_t c = 0; c < num_chunks; ++c) {
+      const std::size_t size = std::min(kChunk, vocab_size_ - c * kChunk);
+      chunk_sums[c] = passes_.weigh(logits_ + c * kChunk, size, peak_, inverse_temperature, nullptr);
+      total += chunk_sums[c];
+    }
+    double running = 0;
+    const std::size_t chunk = first_to_exceed(chunk_sums, num_chunks, u * total, running);
+    const std::size_t size = std::min(kChunk, vocab_size_ - chunk * kChunk);
+    double* const weights = chunk_sums + num_chunks;
+    passes_.weigh(logits_ + chunk * kChunk, size, peak_, inverse_temperature, weights);
+    return static_cast<std::int32_t>(chunk * kChunk + first_to_exceed(weights, size, u * total, running));
+  }
+
+  std::int32_t draw_listed(std::size_t count, double u) const {
+    double total = 0, running = 0;
+    for (std::size_t i = 0; i < count; ++i) total += scratch_.weights[i];
+    return scratch_.ids[first_to_exceed(scratch_.weights.get(), count, u * total, running)];
+  }
+
+  // How many of the first `count` listed ids it takes to reach `share`; count + 1 where they do not.
+  std::size_t num_reaching(std::size_t count, double share) const {
+    double running = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      running += scratch_.weights[i];
+      if (running >= share) return i + 1;
+    }
+    return count + 1;
+  }
+
+  // How many of the first `count` listed ids weigh at least `floor`; no less than one.
+  std::size_t num_heavy(std::size_t count, double floor) const {
+    while (count > 1 && !(scratch_.weights[count - 1] >= floor)) --count;
+    return count;
+  }
+
+ private:
+  // Index at which `running` + the sum so far exceeds target; rounding may miss it, then the last that weighs
+  // something. `running` becomes the sum before that index.
+  static std::size_t first_to_exceed(const double* weights, std::size_t count, double target, double& running) {
+    std::size_t last = 0;
+    double before_last = running, sum = running;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (weights[i] == 0) continue;
+      last = i;
+      before_last = sum;
+      sum += weights[i];
+      if (sum > target) break;
+    }
+    running = before_last;
+    return last;
+  }
+
+  const LogitPasses& passes_;
+  const float* logits_;
+  std::size_t vocab_size_;
+  Scratch& scratch_;
+  float peak_;
+};
+
+// Lists the ids that top_p and min_p are to choose from, heaviest first, with their weights; returns how many. Without
+// top_k the light ones are left out as far as possible: sorting a whole vocabulary costs more than all the rest.
+std::size_t list_candidates(LogitRow& row, const SampleRow& settings, std::size_t vocab_size,
+                            double inverse_temperature, double& share) {
+  if (settings.top_k > 0) {
+    const std::size_t count = std::min(static_cast<std::size_t>(settings.top_k), vocab_size);
+    row.list_best(count);
+    share = settings.top_p * row.weigh_listed(count, inverse_temperature);
+    return count;
+  }
+  const bool has_top_p = settings.top_p < 1;
+  share = has_top_p ? settings.top_p * row.weight_sum(inverse_temperature) : 0;
+  // By how many units of temperature a listed logit may fall short of the peak: up to what min_p asks for, with some
+  // to spare; no weight is left beyond 708.
+  const double deepest = settings.min_p > 0 ? std::min(708.0, 0.01 - std::log(std::min(settings.min_p, 1.0f))) : 708.0;
+  for (double depth = has_top_p ? std::min(4.0, deepest) : deepest;; depth = std::min(2 * depth, deepest)) {
+    const double bound = row.peak() - depth / inverse_temperature;
+    const std::size_t count = row.list_above(std::nextafter(static_cast<float>(bound), -kInfinity));
+    const double listed = row.weigh_listed(count, inverse_temperature);
+    if (depth < deepest && listed < share) continue;
+    row.sort_listed(count);
+    row.weigh_listed(count, inverse_temperature);
+    if (depth >= deepest || row.num_reaching(count, share) <= count) return count;
+  }
+}
+
+std::int32_t sample_row(LogitRow& row, const SampleRow& settings, std::size_t vocab_size) {
+  // An infinite peak leaves no choice, and none at all leaves the first id.
+  if (settings.temperature < kGreedyBelow || !std::isfinite(row.peak())) return row.best();
+  const double inverse_temperature = 1.0 / static_cast<double>(settings.temperature);
+  const double u = uniform_at(settings.seed, settings.sequence_index, settings.position);
+  const bool has_top_p = settings.top_p < 1, has_min_p = settings.min_p > 0;
+  if (settings.top_k <= 0 && !has_top_p && !has_min_p) return row.draw_by_id(inverse_temperature, u);
+  double share = 0;
+  std::size_t count = list_candidates(row, settings, vocab_size, inverse_temperature, share);
+  if (has_top_p) count = std::min(count, row.num_reaching(count, share));
+  if (has_min_p) count = row.num_heavy(count, settings.min_p);
+  return row.draw_listed(count, u);
+}
+
+// log softmax of one row. An infinite peak shares all the probability with its equals.
+class LogSoftmax {
+ public:
+  LogSoftmax(const LogitRow& row, std::size_t vocab_size) : peak_(row.peak()) {
+    if (std::isfinite(peak_)) {
+      log_sum_ = std::log(row.weight_sum(1.0));
+    } else {
+      const std::size_t equals = peak_ > 0 ? row.num_above(std::numeric_limits<float>::max()) : vocab_size;
+      log_sum_ = std::log(static_cast<double>(equals));
+    }
+  }
+
+  float of(float logit) const {
+    const double difference = logit == peak_ ? 0.0 : static_cast<double>(logit) - peak_;
+    return static_cast<float>(difference - log_sum_);
+  }
+
+ private:
+  float peak_;
+  double log_sum_;
+};
+
+}  // namespace
+
+double uniform_at(std::uint64_t seed, std::uint32_t sequence_index, std::uint32_t position) {
+  const auto words = philox4x32({sequence_index, position, 0, 0},
+                                {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+  const std::uint64_t bits = (static_cast<std::uint64_t>(words[1]) << 32 | words[0]) >> 11;
+  return static_cast<double>(bits) * 0x1p-53;
+}
+
+void sample(Context& context, const float* logits, std::size_t num_rows, std::size_t vocab_size, const SampleRow* rows,
+            std::int32_t* tokens) {
+  const LogitPasses& passes = passes_for(context.isa);
+  const std::size_t num_threads = context.pool.num_threads();
+  const auto scratch = scratch_for(num_threads, vocab_size);
+  context.pool.run([&](std::size_t thread) {
+    const auto [begin, end] = split_evenly(num_rows, thread, num_threads);
+    for (std::size_t r = begin; r < end; ++r) {
+      LogitRow row(passes, logits + r * vocab_size, vocab_size, *scratch[thread]);
+      tokens[r] = sample_row(row, rows[r], vocab_size);
+    }
+  });
+}
+
+void top_logprobs(Context& context, const float* logits, std::size_t num_rows, std::size_t vocab_size,
+                  const std::int32_t* tokens, std::size_t k, float* chosen_logprobs, std::int32_t* chosen_ranks,
+                  std::int32_t* top_ids, float* top_logprobs) {
+  const LogitPasses& passes = passes_for(context.isa);
+  const std::size_t num_threads = context.pool.num_threads();
+  const auto scratch = scratch_for(num_threads, vocab_size);
+  context.pool.run([&](std::size_t thread) {
+    const auto [begin, end] = split_evenly(num_rows, thread, num_threads);
+    for (std::size_t r = begin; r < end; ++r) {
+      LogitRow row(passes, logits + r * vocab_size, vocab_size, *scratch[thread]);
+      const LogSoftmax log_softmax(row, vocab_size);
+      const float chosen = row.logit(tokens[r]);
+      chosen_logprobs[r] = log_softmax.of(chosen);
+      chosen_ranks[r] = static_cast<std::int32_t>(1 + row.num_above(chosen));
+      if (k == 0) continue;
+      row.list_best(k);
+      for (std::size_t i = 0; i < k; ++i) {
+        const std::int32_t id = scratch[thread]->ids[i];
+        top_ids[r * k + i] = id;
+        top_logprobs[r * k + i] = log_softmax.of(row.logit(id));
+      }
+    }
+  });
+}
+
+}  // namespace foreword
