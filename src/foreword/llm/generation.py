@@ -14,12 +14,14 @@ from foreword.text.tokenizer import Tokenizer
 class _Continuation:
     """One sequence's text so far."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> None:
         self.output = CompletionOutput(index)
         if params.logprobs is not None:
             self.output.logprobs = []
             self.output.cumulative_logprob = 0.0
-        self.detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self.detokenizer = IncrementalDetokenizer(
+            tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+        )
         self.stops = StopChecker(params.stop_strings, include=params.include_stop_str_in_output)
         self.usage = Usage()
 
@@ -41,7 +43,7 @@ class GenerationTracker:
         self._params = params
         self._tokenizer = tokenizer
         self._finish = finish
-        self._continuations = [_Continuation(i, params, tokenizer) for i in range(params.n)]
+        self._continuations = [_Continuation(i, params, tokenizer, output.prompt_token_ids) for i in range(params.n)]
         output.outputs = [c.output for c in self._continuations]
 
     def apply(self, step: SequenceStep, request_index: int) -> TextDelta:
@@ -59,9 +61,7 @@ class GenerationTracker:
             if output.logprobs is not None and token.logprobs is not None:
                 output.logprobs.append(self._describe(token.logprobs))
                 output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token.logprobs[token.token_id].logprob
-            is_end = step.stop_token_id is not None and token is step.new_tokens[-1]
-            if not is_end or not self._params.skip_special_tokens or not self._tokenizer.is_special(token.token_id):
-                text += continuation.detokenizer.add(token.token_id)
+            text += continuation.detokenizer.add(token.token_id)
         if step.finish_reason is not None:
             text += continuation.detokenizer.finish()
         shown = self._check_stops(continuation, step, text)

@@ -49,7 +49,7 @@ class LLM:
         self.options = _options(options)
         with open_model_files(model) as files:
             self.tokenizer, self._chat_template = load_text(files)
-            self._engine, self._model, self.summary = load_engine(files, self.options)
+            self._engine, self._model, self.summary = load_engine(files, self.tokenizer.vocab_size, self.options)
         self._request_numbers = count()
 
     def __enter__(self) -> Self:

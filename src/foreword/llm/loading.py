@@ -74,8 +74,8 @@ def make_backend(options: EngineOptions) -> Backend:
     return CpuBackend(num_threads=threads, instruction_set=options.instruction_set)
 
 
-def load_engine(files: ModelFiles, options: EngineOptions) -> tuple[Engine, Model, LoadSummary]:
-    """Load weights, reserve the KV pool and put the engine together.
+def load_engine(files: ModelFiles, vocab_size: int, options: EngineOptions) -> tuple[Engine, Model, LoadSummary]:
+    """Load weights, reserve the KV pool and put the engine together; `vocab_size` is the tokenizer's.
 
     Raises
         ModelFormatError: the files hold no usable model.
@@ -96,7 +96,9 @@ def load_engine(files: ModelFiles, options: EngineOptions) -> tuple[Engine, Mode
         recompute_all=not options.kv_cache,
     )
     storage = KVStorage(model.config, cache)
-    runner = ModelRunner(model, backend, storage, cache.block_size, scheduler.token_budget)
+    runner = ModelRunner(
+        model, backend, storage, cache.block_size, scheduler.token_budget, vocab_size=vocab_size
+    )
     summary = LoadSummary(
         model=files.path.name,
         architecture=model.config.architecture,

@@ -34,7 +34,10 @@ class RunnerResult:
 
 
 class ModelRunner:
-    """Executes `SchedulerOutput`; the only owner of K/V memory and of the step's buffers."""
+    """Executes `SchedulerOutput`; the only owner of K/V memory and of the step's buffers.
+
+    `vocab_size` cuts off logits of ids that are no tokens: models pad their embeddings.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class ModelRunner:
         block_size: int,
         token_budget: int,
         *,
+        vocab_size: int | None = None,
         sampler: Sampler | None = None,
     ) -> None:
         self.kv = kv
@@ -52,7 +56,7 @@ class ModelRunner:
         self._block_size = block_size
         self._workspace = Workspace(model.config, token_budget)
         self._sampler = sampler or Sampler(backend)
-        self.vocab_size = model.config.vocab_size
+        self.vocab_size = vocab_size or model.config.vocab_size
 
     def execute(
         self,
@@ -91,15 +95,19 @@ class ModelRunner:
     ) -> dict[SequenceId, SampledToken]:
         if not drawn:
             return {}
-        logits = self._model.logits(hidden[[row for _, row in drawn]])
+        logits = self._logits(hidden[[row for _, row in drawn]])
         tokens = self._sampler.sample(logits, [sampling[sequence_id] for sequence_id, _ in drawn])
         return {sequence_id: token for (sequence_id, _), token in zip(drawn, tokens, strict=True)}
+
+    def _logits(self, hidden: F32) -> F32:
+        logits = self._model.logits(hidden)
+        return logits if logits.shape[1] == self.vocab_size else np.ascontiguousarray(logits[:, : self.vocab_size])
 
     def _prompt_logprobs(self, hidden: F32, wanted: PromptRows) -> list[TokenLogprobs]:
         found: list[TokenLogprobs] = []
         targets = wanted.next_token_ids
         for start in range(0, len(targets), _LOGITS_SLICE):
             part = targets[start : start + _LOGITS_SLICE]
-            logits = self._model.logits(hidden[start : start + len(part)])
+            logits = self._logits(hidden[start : start + len(part)])
             found += self._sampler.prompt_logprobs(logits, part, wanted.k)
         return found
