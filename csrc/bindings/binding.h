@@ -13,6 +13,7 @@
 
 namespace nb = nanobind;
 
+void bind_context(nb::module_& module);
 void bind_matrix(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_sampling(nb::module_& module);

@@ -22,14 +22,15 @@ void dequantise_row(const TileView& view, std::size_t row, float* out) {
 
 }  // namespace
 
-void embed(Context& context, const PackedMatrix& table, std::span<const std::int32_t> token_ids, float* out) {
+void embed(Context& context, const PackedMatrix& table, std::span<const std::int32_t> token_ids, float* out,
+           std::size_t out_stride) {
   context.pool.run([&](std::size_t thread) {
     const auto [begin, end] = split_evenly(token_ids.size(), thread, context.pool.num_threads());
     for (std::size_t t = begin; t < end; ++t) {
       std::size_t row = static_cast<std::size_t>(token_ids[t]);
       for (const PackedMatrix::Part& part : table.parts()) {
         if (row < part.view.rows) {
-          dequantise_row(part.view, row, out + t * table.cols());
+          dequantise_row(part.view, row, out + t * out_stride);
           break;
         }
         row -= part.view.rows;

@@ -22,7 +22,7 @@ std::vector<float> embed_all(Context& context, const PackedMatrix& matrix) {
   std::vector<std::int32_t> ids(matrix.rows());
   std::iota(ids.begin(), ids.end(), 0);
   std::vector<float> out(matrix.rows() * matrix.cols());
-  embed(context, matrix, ids, out.data());
+  embed(context, matrix, ids, out.data(), matrix.cols());
   return out;
 }
 

@@ -54,8 +54,10 @@ class PackedMatrix {
   std::size_t rows_ = 0, cols_ = 0;
 };
 
-// out[t, :] = dequantised row token_ids[t] of the matrix. out: [T, K] f32, dense.
-void embed(Context& context, const PackedMatrix& table, std::span<const std::int32_t> token_ids, float* out);
+// out[t, :] = dequantised row token_ids[t] of the matrix; a row whose id the matrix lacks is left as it is.
+// out: [T, K] f32 with row stride out_stride.
+void embed(Context& context, const PackedMatrix& table, std::span<const std::int32_t> token_ids, float* out,
+           std::size_t out_stride);
 
 // What happens to a row of x before the product.
 struct RowTransform {
