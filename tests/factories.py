@@ -65,8 +65,8 @@ def tiny_weights(config: ModelConfig, seed: int = 0) -> Weights:
         }
         prefix = f"model.layers.{index}."
         for name, (rows, cols, has_bias) in shapes.items():
-            sharpness = 3 if name.endswith(("q_proj", "k_proj")) else 1  # so that attention is no mere average
-            weights[f"{prefix}{name}.weight"] = sharpness * matrix(rows, cols)
+            sharpness = 1.5 if name.endswith(("q_proj", "k_proj")) else 1  # so that attention is no mere average
+            weights[f"{prefix}{name}.weight"] = np.float32(sharpness) * matrix(rows, cols)
             if has_bias:
                 weights[f"{prefix}{name}.bias"] = vector(rows, 0.0)
         for name in ("input_layernorm", "post_attention_layernorm"):
@@ -76,7 +76,7 @@ def tiny_weights(config: ModelConfig, seed: int = 0) -> Weights:
             weights[f"{prefix}self_attn.k_norm.weight"] = vector(head_dim, 1.0)
     weights["model.norm.weight"] = vector(hidden, 1.0)
     if not config.tied_embeddings:
-        weights["lm_head.weight"] = 3 * matrix(config.vocab_size, hidden)
+        weights["lm_head.weight"] = 2 * matrix(config.vocab_size, hidden)
     return weights
 
 
@@ -155,12 +155,31 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "sliding_window": None,
         "rope_scaling": None,
     }
-    if config.rope_scaling.kind != "none":
-        scaling = asdict(config.rope_scaling)
-        scaling["rope_type"] = scaling.pop("kind")
-        scaling["original_max_position_embeddings"] = scaling.pop("original_max_position")
-        fields["rope_scaling"] = scaling
+    scaling = config.rope_scaling
+    named = {
+        **asdict(scaling),
+        "rope_type": scaling.kind,
+        "original_max_position_embeddings": scaling.original_max_position,
+    }
+    if scaling.kind != "none":
+        kept = ("rope_type", "factor", *_SCALING_FIELDS[scaling.kind])
+        fields["rope_scaling"] = {name: named[name] for name in kept if named[name] is not None}
     return fields
+
+
+_SCALING_FIELDS: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "llama3": ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": (
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+}
 
 
 def write_gguf(
