@@ -139,19 +139,15 @@ def _listed_merges(fields: _Fields, lines: list[str], tokens: list[str], kinds: 
     """Merges in the file's order, without those that would make a token that text may not make."""
     every = set(tokens)
     plain = every - {tokens[i] for i, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
-    merges = []
-    for index, line in enumerate(lines):
-        middle = line.find(" ", 1)
-        left, right = line[:middle], line[middle + 1 :]
-        if middle < 0 or not right:
-            raise fields.fault(f"merges[{index}]", f"expected two tokens with a space between, got {line[:40]!r}")
-        if left in plain and right in plain and left + right in plain:
-            merges.append((left, right))
-            continue
+    pairs = [line.partition(" ")[::2] for line in lines]
+    parts = {part for pair in pairs for part in pair}
+    if parts <= plain and {left + right for left, right in pairs} <= plain:
+        return pairs
+    for index, (left, right) in enumerate(pairs):
         for part in (left, right, left + right):
             if part not in every:
                 raise fields.fault(f"merges[{index}]", f"token {part[:40]!r} isn't in the vocabulary")
-    return merges
+    return [(left, right) for left, right in pairs if {left, right, left + right} <= plain]
 
 
 def _sentencepiece(fields: _Fields, tokens: list[str], kinds: bytes) -> TokenizerSpec:

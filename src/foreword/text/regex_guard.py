@@ -29,9 +29,13 @@ class _Level:
     """One open group: what its alternatives hold so far."""
 
     def __init__(self) -> None:
-        self.unbounded = 0  # of the alternative being read
-        self.most_unbounded = 0  # over the finished alternatives
+        self.unbounded = 0  # unbounded quantifiers of the alternative being read
+        self.most_unbounded = 0  # the most of any alternative
         self.varies = False  # matches in more than one way or length
+
+    def add(self, unbounded: int) -> None:
+        self.unbounded += unbounded
+        self.most_unbounded = max(self.most_unbounded, self.unbounded)
 
 
 def pattern_fault(pattern: str) -> str | None:
@@ -39,54 +43,53 @@ def pattern_fault(pattern: str) -> str | None:
     if len(pattern) > MAX_PATTERN_CHARS:
         return f"pattern of {len(pattern)} characters; at most {MAX_PATTERN_CHARS} are accepted"
     levels = [_Level()]
-    last: _Level | None = None  # the group that just closed, if the last item was one
+    last_group: _Level | None = None  # the group that closed just before, if one did
+    last_kind = ""
     for kind, text in _lexemes(pattern):
-        top = levels[-1]
+        if kind == last_kind == "repeat":
+            return "a repeat of a repeat"
+        closed = levels.pop() if kind == "close" else None
+        if not levels:
+            return "unbalanced parentheses"
+        fault = _fault_here(kind, text, levels[-1], last_group)
+        if fault or len(levels) > MAX_DEPTH:
+            return fault or f"groups nested deeper than {MAX_DEPTH}"
         if kind == "open":
-            if len(levels) > MAX_DEPTH:
-                return f"groups nested deeper than {MAX_DEPTH}"
-            if text.startswith("(?") and text.endswith(")"):
-                return "inline flags"
             levels.append(_Level())
-        elif kind == "close":
-            if len(levels) == 1:
-                return "unbalanced parentheses"
-            last = levels.pop()
-            last.most_unbounded = max(last.most_unbounded, last.unbounded)
-            levels[-1].unbounded += last.most_unbounded
-            levels[-1].varies |= last.varies
-            continue
-        elif kind == "either":
-            top.most_unbounded = max(top.most_unbounded, top.unbounded)
-            top.unbounded, top.varies = 0, True
-        elif kind == "repeat":
-            fault = _repeat_fault(text, top, last)
-            if fault:
-                return fault
-        elif kind == "escape" and text[1] in "123456789gkKG":
-            return f"back-reference or control {text!r}"
-        last = None
-        if max(top.unbounded, top.most_unbounded) > MAX_UNBOUNDED:
-            return f"more than {MAX_UNBOUNDED} unbounded quantifiers in one alternative"
-    if len(levels) != 1:
+        elif closed is not None:
+            levels[-1].add(closed.most_unbounded)
+            levels[-1].varies |= closed.varies
+        last_group, last_kind = closed, kind
+    if len(levels) > 1:
         return "unbalanced parentheses"
-    if levels[0].unbounded > MAX_UNBOUNDED:
+    if levels[0].most_unbounded > MAX_UNBOUNDED:
         return f"more than {MAX_UNBOUNDED} unbounded quantifiers in one alternative"
     return None
 
 
-def _repeat_fault(text: str, top: _Level, group: _Level | None) -> str | None:
+def _fault_here(kind: str, text: str, level: _Level, last_group: _Level | None) -> str | None:
+    """Take in one lexeme other than a parenthesis; what is wrong with it, or None."""
+    if kind == "open" and text.startswith("(?") and text.endswith(")"):
+        return "inline flags"
+    if kind == "escape" and text[1] in "123456789gkKG":
+        return f"back-reference or control {text!r}"
+    if kind == "repeat":
+        return _repeat_fault(text, level, last_group)
+    if kind == "either":
+        level.unbounded, level.varies = 0, True
+    return None
+
+
+def _repeat_fault(text: str, level: _Level, group: _Level | None) -> str | None:
     bounds = [int(number) for number in re.findall(r"\d+", text)]
     if any(number > MAX_REPEAT for number in bounds):
         return f"repeat {text} above {MAX_REPEAT}"
-    is_unbounded = text in "*+" or text.endswith(",}")
-    is_exact = text.startswith("{") and "," not in text
-    if group is not None and group.varies and not is_exact and text != "?":
+    is_unbounded = text[0] in "*+" or text.rstrip("?").endswith(",}")
+    is_exact = text[0] == "{" and "," not in text
+    if group is not None and group.varies and text[0] != "?":
         return "a repeated group that can match in more than one way"
-    if group is not None and group.most_unbounded and text != "?":
-        return "nested unbounded quantifiers"
-    top.unbounded += is_unbounded
-    top.varies |= not is_exact
+    level.add(int(is_unbounded))
+    level.varies |= not is_exact
     return None
 
 
