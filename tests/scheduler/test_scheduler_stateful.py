@@ -131,3 +131,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+class RadixSchedulerMachine(SchedulerMachine):
+    """The same life with the radix tree."""
+
+    prefix_cache = "radix"
+
+
+class HashSchedulerMachine(SchedulerMachine):
+    """The same life with the hash index."""
+
+    prefix_cache = "hash"
+
+
+TestRadixSchedulerMachine = RadixSchedulerMachine.TestCase
+TestHashSchedulerMachine = HashSchedulerMachine.TestCase

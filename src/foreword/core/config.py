@@ -10,6 +10,8 @@ from foreword.core.types import ceil_div
 KVDtype = Literal["f32", "f16"]
 KV_DTYPE_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2}
 PrefixCacheKind = Literal["radix", "hash", "none"]
+AdmissionOrder = Literal["arrival", "longest_hit"]
+RetentionKind = Literal["slru", "lru", "lfu", "cost"]
 ReuseGenerated = Literal["tenant", "off"]
 """Whether K and V of generated tokens may be found by later prompts of the same namespace, or only a prompt's own."""
 
@@ -92,6 +94,10 @@ class CacheConfig:
     kv_dtype: KVDtype = "f16"
     prefix_cache: PrefixCacheKind = "none"
     reuse_generated: ReuseGenerated = "tenant"
+    retention: RetentionKind = "slru"  # which cached prefix goes first
+    hint_share: float = 0.25  # most of the pool that priorities and lifetimes may keep
+    pin_share: float = 0.25  # most of the pool that pins may hold
+    tenant_share: float = 1.0  # most of the pool that one tenant's findable blocks may take
     debug: bool = False  # fill fresh and freed blocks with NaN, check every invariant after each step
 
     def __post_init__(self) -> None:
@@ -105,6 +111,11 @@ class CacheConfig:
             raise InvalidRequestError("prefix_cache", "radix, hash or none", self.prefix_cache)
         if self.reuse_generated not in ("tenant", "off"):
             raise InvalidRequestError("reuse_generated", "tenant or off", self.reuse_generated)
+        if self.retention not in ("slru", "lru", "lfu", "cost"):
+            raise InvalidRequestError("retention", "slru, lru, lfu or cost", self.retention)
+        for name in ("hint_share", "pin_share", "tenant_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise InvalidRequestError(name, "a share from 0 to 1", getattr(self, name))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens of one sequence."""
@@ -120,6 +131,7 @@ class SchedulerConfig:
     max_model_len: int = 2048  # most known tokens of one sequence, prompt and output together
     watermark: float = 0.01  # share of the pool kept free when a new request is admitted
     max_waiting: int = 4096  # bound of the waiting queue
+    admission_order: AdmissionOrder = "longest_hit"  # among waiting requests of one tenant
     recompute_all: bool = False  # the naive loop (`--kv-cache off`): every step recomputes every known token
 
     def __post_init__(self) -> None:
@@ -127,5 +139,7 @@ class SchedulerConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise InvalidRequestError(name, f"an integer of at least {low}", value)
+        if self.admission_order not in ("arrival", "longest_hit"):
+            raise InvalidRequestError("admission_order", "arrival or longest_hit", self.admission_order)
         if not 0.0 <= self.watermark < 0.5:
             raise InvalidRequestError("watermark", "a share from 0 to 0.5", self.watermark)

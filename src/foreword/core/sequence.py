@@ -85,5 +85,7 @@ class Request:
     params: SamplingParams
     eos_token_ids: frozenset[TokenId] = frozenset()
     namespace: bytes = b""  # prefix sharing happens within one namespace only
+    tenant: bytes = b""  # whose share of the pool stored prefixes count towards; may own several namespaces
+    prefill_only: bool = False  # compute and store the prompt, draw nothing (warm-up)
     arrival: int = 0  # logical time
     sequences: list[Sequence] = field(default_factory=list)

@@ -17,19 +17,36 @@ step's forward pass. Source blocks of copies stay held until the next `begin_ste
 same step can reuse them.
 """
 
+import itertools
 from dataclasses import dataclass
 
 from foreword.core.config import CacheConfig
 from foreword.core.errors import InvariantError
 from foreword.core.outputs import BlockCopy
 from foreword.core.sequence import Sequence
-from foreword.core.types import BlockId, SequenceId
+from foreword.core.types import BlockId, SequenceId, TokenId
 from foreword.kv_cache.block_pool import BlockPool
 from foreword.kv_cache.block_table import BlockTable
+from foreword.kv_cache.events import EventLog
+from foreword.kv_cache.explain import MissReport
+from foreword.kv_cache.hash_prefix_cache import HashPrefixCache
 from foreword.kv_cache.prefix_cache import NoPrefixCache, PrefixCache, PrefixMatch, TokenPath
+from foreword.kv_cache.radix_prefix_cache import RadixPrefixCache
 from foreword.kv_cache.stats import CacheStats
+from foreword.kv_cache.token_runs import common_prefix
 
 NO_MATCH = PrefixMatch()
+
+
+def make_prefix_cache(
+    config: CacheConfig, pool: BlockPool, stats: CacheStats, events: EventLog | None = None
+) -> PrefixCache:
+    """The index that the settings name."""
+    if config.prefix_cache == "radix":
+        return RadixPrefixCache(config, pool, stats, events)
+    if config.prefix_cache == "hash":
+        return HashPrefixCache(config, pool, stats, events)
+    return NoPrefixCache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +74,15 @@ class KVCacheManager:
     change none of them.
     """
 
-    def __init__(
-        self, config: CacheConfig, prefix_cache: PrefixCache | None = None, pool: BlockPool | None = None
-    ) -> None:
+    def __init__(self, config: CacheConfig, events: EventLog | None = None) -> None:
         self.config = config
-        self.pool = pool or BlockPool(config.num_blocks)
-        self.prefix_cache: PrefixCache = prefix_cache or NoPrefixCache()
+        self.pool = BlockPool(config.num_blocks)
         self.stats = CacheStats()
+        self.prefix_cache = make_prefix_cache(config, self.pool, self.stats, events)
         self._paths: dict[SequenceId, TokenPath] = {}
         self._holdings: dict[SequenceId, _Holding] = {}
         self._copy_sources: list[BlockId] = []
+        self._pins: dict[TokenPath, list[int]] = {}
         self._now = 0
 
     def begin_step(self, now: int) -> None:
@@ -75,9 +91,12 @@ class KVCacheManager:
         self.pool.release(self._copy_sources)
         self._copy_sources.clear()
 
-    def register(self, sequence: Sequence, namespace: bytes) -> None:
-        """Make a sequence known; it shares prefixes within `namespace` only. Cost: O(its tokens), once."""
-        path = TokenPath(namespace)
+    def register(self, sequence: Sequence, namespace: bytes, tenant: bytes = b"") -> None:
+        """Make a sequence known; it shares prefixes within `namespace` only. Cost: O(its tokens), once.
+
+        What it stores counts towards the share of `tenant`, which may own several namespaces.
+        """
+        path = TokenPath(namespace, tenant)
         path.extend(sequence.token_ids)
         self._paths[sequence.sequence_id] = path
 
@@ -191,8 +210,71 @@ class KVCacheManager:
         """Blocks only this sequence holds: what freeing it would make available. Cost: O(its blocks)."""
         return sum(self.pool.ref_count(block) == 1 for block in self.block_table(sequence).ids)
 
+    def storable_prefix(self, sequence: Sequence, other: Sequence, start: int) -> int:
+        """Tokens that `other` will make findable and `sequence` could use, if they share a block's worth from `start`.
+
+        0 when they part within `block_size` tokens of `start`, or nothing can be shared between them.
+        """
+        a, b = self._path(sequence), self._path(other)
+        most = other.prompt_len if self.config.reuse_generated == "off" else other.num_tokens
+        limit = min(sequence.num_tokens - 1, most)
+        if a.namespace != b.namespace or self.config.prefix_cache == "none":
+            return 0
+        near = self.config.block_size
+        if limit < start + near or common_prefix(a.packed, start, b.packed, start, near) < near:
+            return 0
+        return common_prefix(a.packed, 0, b.packed, 0, limit)
+
+    def query(self, namespace: bytes, token_ids: list[TokenId]) -> int:
+        """Tokens of a prompt that would be read from the cache. Changes nothing."""
+        return self.prefix_cache.match(self._loose_path(namespace, token_ids), len(token_ids) - 1).num_tokens
+
+    def explain(self, namespace: bytes, token_ids: list[TokenId]) -> MissReport:
+        """The nearest stored prefix of a prompt, where it parts from it, and why. Changes nothing."""
+        return self.prefix_cache.explain(self._loose_path(namespace, token_ids), len(token_ids) - 1)
+
+    def retain(self, namespace: bytes, token_ids: list[TokenId], priority: int, expires_at: int) -> int:
+        """Keep a stored prefix before those of lower priority, until logical time `expires_at`.
+
+        Soft: within `hint_share` of the pool. Returns how many leading tokens are kept.
+        """
+        path = self._loose_path(namespace, token_ids)
+        return self.prefix_cache.retain(path, len(token_ids), priority, expires_at)
+
+    def pin(self, namespace: bytes, token_ids: list[TokenId]) -> TokenPath | None:
+        """Hold the whole blocks of a stored prefix until `unpin`.
+
+        Returns:
+            What to give to `unpin`; None when no whole block of it is stored, or pins would hold more than
+            `pin_share` of the pool.
+        """
+        path = self._loose_path(namespace, token_ids)
+        blocks = self.prefix_cache.match(path, len(token_ids)).blocks
+        pinned = {block for pin in self._pins.values() for block in pin}
+        if not blocks or len(pinned | set(blocks)) > self.config.pin_share * self.config.num_blocks:
+            return None
+        self.pool.acquire(blocks)
+        self._pins[path] = list(blocks)
+        return path
+
+    def unpin(self, pin: TokenPath) -> None:
+        """Let a pinned prefix go; one that was let go already stays so."""
+        blocks = self._pins.pop(pin, None)
+        if blocks is not None:
+            self.pool.release(reversed(blocks))
+            self.prefix_cache.released(pin, len(blocks) * self.config.block_size)
+
+    def drop_oldest_pin(self) -> bool:
+        """Let the oldest pin go, because a request could not run beside it; False when there is none."""
+        if not self._pins:
+            return False
+        self.unpin(next(iter(self._pins)))
+        return True
+
     def reset(self) -> None:
-        """Forget every stored prefix. Running sequences keep their blocks."""
+        """Forget every stored prefix, and every pin. Running sequences keep their blocks."""
+        while self.drop_oldest_pin():
+            pass
         self.prefix_cache.reset()
         for holding in self._holdings.values():
             holding.num_committed = 0
@@ -209,7 +291,7 @@ class KVCacheManager:
         for holding in self._holdings.values():
             for block in holding.table.ids:
                 holders[block] += 1
-        for block in self._copy_sources:
+        for block in itertools.chain(self._copy_sources, *self._pins.values()):
             holders[block] += 1
         for block, count in enumerate(holders):
             counted = self.pool.ref_count(block)
@@ -278,9 +360,9 @@ class KVCacheManager:
             self.pool.acquire([block])
             self.pool.release([holding.table.replace(index, block)])
         self.stats.deduplicated_blocks += len(insertion.replaced)
-        self.stats.inserted_tokens += num_tokens - insertion.num_known
+        self.stats.inserted_tokens += insertion.num_stored - insertion.num_known
         holding.num_committed = num_tokens
-        return max(0, min(num_tokens, sequence.prompt_len) - insertion.num_known)
+        return max(0, min(insertion.num_stored, sequence.prompt_len) - insertion.num_known)
 
     def _commit_limit(self, sequence: Sequence) -> int:
         """Tokens of the sequence that may become findable now: computed, and of the prompt if only those may."""
@@ -291,4 +373,9 @@ class KVCacheManager:
     def _path(self, sequence: Sequence) -> TokenPath:
         path = self._paths[sequence.sequence_id]
         path.extend(sequence.token_ids)
+        return path
+
+    def _loose_path(self, namespace: bytes, token_ids: list[TokenId]) -> TokenPath:
+        path = TokenPath(namespace)
+        path.extend(token_ids)
         return path

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
 from foreword.core.types import BlockId, TokenId
+from foreword.kv_cache.explain import MissCause, MissReport
 
 BlockHash = NewType("BlockHash", bytes)
 
@@ -35,6 +36,7 @@ class TokenPath:
     """A sequence's known tokens, as an index reads them. Only grows."""
 
     namespace: bytes
+    tenant: bytes = b""  # whose share of the index this path's blocks count towards
     packed: bytearray = field(default_factory=bytearray)  # int32 a token
     hashes: list[BlockHash] = field(default_factory=list)  # chained, one a whole block, made on demand
 
@@ -73,11 +75,13 @@ class PrefixMatch:
 class Insertion:
     """What an insertion found and did.
 
-    `num_known` tokens were findable before; the rest is now. `replaced` lists `(index, block)`: at block `index`
-    of the path the index already had another physical block with the same content, which the holder should use.
+    `num_known` leading tokens were findable before, `num_stored` are now. `replaced` lists `(index, block)`: at block
+    `index` of the path the index already had another physical block with the same content, which the holder should
+    use instead of its own.
     """
 
     num_known: int
+    num_stored: int
     replaced: tuple[tuple[int, BlockId], ...] = ()
 
 
@@ -103,8 +107,19 @@ class PrefixCache(Protocol):
         """A holder of the first `num_tokens` tokens of `path` has let go of its blocks."""
         ...
 
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
+        """Keep a stored prefix before those of lower priority until logical time `expires_at`.
+
+        Soft: within a budget of blocks, and never against a holder. Returns how many leading tokens are kept.
+        """
+        ...
+
     def evict(self, count: int) -> int:
         """Withdraw up to `count` cached blocks, least worth keeping first; returns how many were withdrawn."""
+        ...
+
+    def explain(self, path: TokenPath, limit: int) -> MissReport:
+        """Where and why the first `limit` tokens of `path` part from what is stored. Changes nothing."""
         ...
 
     def reset(self) -> None:
@@ -128,14 +143,22 @@ class NoPrefixCache:
 
     def insert(self, path: TokenPath, num_tokens: int, blocks: "array[int]", now: int) -> Insertion:
         """Nothing becomes findable, so everything counts as known already."""
-        return Insertion(num_tokens)
+        return Insertion(num_tokens, num_tokens)
 
     def released(self, path: TokenPath, num_tokens: int) -> None:
         """Nothing to do."""
 
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
+        """Nothing is kept."""
+        return 0
+
     def evict(self, count: int) -> int:
         """Nothing is cached, so nothing can go."""
         return 0
+
+    def explain(self, path: TokenPath, limit: int) -> MissReport:
+        """The settings ask no cache."""
+        return MissReport(0, MissCause.BYPASSED)
 
     def reset(self) -> None:
         """Nothing to forget."""

@@ -1,8 +1,10 @@
-"""Who is preempted when the pool is full."""
+"""Who is admitted first when several wait, and who is preempted when the pool is full."""
 
 from collections.abc import Callable, Iterable
 
 from foreword.core.sequence import Sequence
+from foreword.core.types import SequenceId
+from foreword.scheduler.queues import SequenceQueue
 
 MAX_PREEMPTIONS = 3
 """A sequence preempted this often comes back only once its whole length is reserved, and then runs to its end."""
@@ -23,3 +25,50 @@ def choose_victim(running: Iterable[Sequence], num_exclusive_blocks: Callable[[S
         if cost and (best is None or cost <= best[0]):
             best = (cost, sequence)
     return best[1] if best else None
+
+
+class LongestHitFirst:
+    """Among waiting sequences of one tenant, those with the longest stored prefix first, while it is still there.
+
+    Blind across tenants: the places in the queue that belong to a tenant stay its own, so the order in which one
+    tenant's requests are admitted tells nothing of what another's have stored. Nobody starves: a sequence overtaken
+    `max_overtaken` times goes before all that have not been. Sequences that ran before keep their places.
+    """
+
+    def __init__(self, window: int = 32, max_overtaken: int = 8) -> None:
+        self._window = window
+        self._max_overtaken = max_overtaken
+        self._overtaken: dict[SequenceId, int] = {}
+
+    def arrange(
+        self, waiting: SequenceQueue, tenant_of: Callable[[Sequence], bytes], hit_len: Callable[[Sequence], int]
+    ) -> list[Sequence]:
+        """The queue in the order of admission. Cost: one match for each of the first `window` new sequences."""
+        order = list(waiting)
+        places: dict[bytes, list[int]] = {}
+        for place, sequence in enumerate(order[: self._window]):
+            if not sequence.num_preemptions and not sequence.num_output_tokens:
+                places.setdefault(tenant_of(sequence), []).append(place)
+        for own in places.values():
+            if len(own) > 1:
+                members = sorted((order[place] for place in own), key=lambda s: self._rank(s, hit_len))
+                for place, sequence in zip(own, members, strict=True):
+                    order[place] = sequence
+        return order
+
+    def admitted(self, sequence: Sequence, waiting: SequenceQueue) -> None:
+        """`sequence` is about to leave the queue: those before it were overtaken."""
+        self._overtaken.pop(sequence.sequence_id, None)
+        for other in waiting:
+            if other is sequence:
+                return
+            self._overtaken[other.sequence_id] = self._overtaken.get(other.sequence_id, 0) + 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """`sequence` has ended."""
+        self._overtaken.pop(sequence.sequence_id, None)
+
+    def _rank(self, sequence: Sequence, hit_len: Callable[[Sequence], int]) -> tuple[bool, int]:
+        if self._overtaken.get(sequence.sequence_id, 0) >= self._max_overtaken:
+            return (False, 0)
+        return (True, -hit_len(sequence))

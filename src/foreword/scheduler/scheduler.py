@@ -15,20 +15,25 @@ No livelock, because
 - whoever waits at the head of the queue for room is not overtaken, so running sequences end and the room comes.
 """
 
+from collections.abc import Iterable
+
 from foreword.core.config import SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError, QueueFullError
 from foreword.core.outputs import SampledToken, SchedulerOutput, SequenceStep
 from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
 from foreword.core.types import RequestId, SequenceId
-from foreword.kv_cache.manager import NO_MATCH, KVCacheManager
-from foreword.kv_cache.prefix_cache import PrefixMatch
+from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.accounting import SchedulerCounters, account_computed, account_skipped, account_slots
-from foreword.scheduler.policy import MAX_PREEMPTIONS, choose_victim
+from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, choose_victim
 from foreword.scheduler.queues import SequenceQueue
-from foreword.scheduler.sharing import ALONE, Sharing, find_sharing, shared_len
-from foreword.scheduler.step_plan import StepPlan, wants_prompt_logprobs
-from foreword.scheduler.stopping import final_len, finish_reason
+from foreword.scheduler.reservations import Reservations
+from foreword.scheduler.starting import Start, find_start, shared_len
+from foreword.scheduler.step_plan import StepPlan
+from foreword.scheduler.stopping import finish_reason
 from foreword.scheduler.validation import check_request
+
+MAX_PASSED = 64
+"""Most sequences a step passes over because what they need is being computed."""
 
 
 class Scheduler:
@@ -46,7 +51,8 @@ class Scheduler:
         self._sequences: dict[SequenceId, Sequence] = {}
         self._waiting = SequenceQueue()
         self._running = SequenceQueue()
-        self._guaranteed = SequenceQueue()  # those running that can't be preempted any more
+        self._reservations = Reservations(manager, config.max_model_len)
+        self._order = LongestHitFirst()
         self._watermark = int(config.watermark * manager.config.num_blocks)
         self._pending: SchedulerOutput | None = None
 
@@ -92,7 +98,7 @@ class Scheduler:
         for sequence in request.sequences:
             sequence.usage.prompt_tokens = sequence.prompt_len
             self._sequences[sequence.sequence_id] = sequence
-            self.manager.register(sequence, request.namespace)
+            self.manager.register(sequence, request.namespace, request.tenant)
             self._waiting.append(sequence)
 
     def abort(self, target: RequestId | SequenceId) -> None:
@@ -131,7 +137,7 @@ class Scheduler:
         if not len(plan):
             return None
         self.counters.num_steps += 1
-        self._pending = plan.build(self.counters.num_steps, self.manager)
+        self._pending = plan.build(self.counters.num_steps, self.manager, self._draws)
         if self.manager.config.debug:
             self.check_invariants()
         return self._pending
@@ -140,7 +146,7 @@ class Scheduler:
         """Take in what the step of `output` computed and drew. Sequences ended since `schedule` are passed over.
 
         Returns:
-            One record for each sequence that got a token, in batch order.
+            One record for each sequence that got a token or ended, in batch order.
 
         Raises:
             InvariantError: `output` is not the step last scheduled, or a drawn token is missing; nothing changed.
@@ -162,6 +168,9 @@ class Scheduler:
                 sequence.usage.written_tokens += self.manager.commit(sequence)
             if scheduled.samples:
                 steps.append(self._take_token(sequence, sampled[scheduled.sequence_id]))
+            elif not self._draws(sequence) and sequence.num_computed_tokens == sequence.num_tokens:
+                self._end(sequence, FinishReason.LENGTH)
+                steps.append(_step(sequence))
         if self.manager.config.debug:
             self.check_invariants()
         return steps
@@ -210,7 +219,7 @@ class Scheduler:
         """Give the sequence what it needs, shrinking a long chunk to the room there is before taking from others."""
         wanted = min(sequence.num_tokens - sequence.num_computed_tokens, plan.token_budget)
         while sequence in self._running:
-            keep = self._reserved_blocks(sequence)
+            keep = self._reservations.reserved(sequence)
             num_tokens = min(wanted, self.manager.num_tokens_that_fit(sequence, keep))
             if num_tokens > 0:
                 allocation = self.manager.allocate_slots(sequence, num_tokens, keep=keep)
@@ -220,53 +229,71 @@ class Scheduler:
             if self._strip_waiting():
                 continue
             victim = choose_victim(self._running, self.manager.num_exclusive_blocks)
+            if victim is None and self.manager.drop_oldest_pin():
+                continue
             if victim is None:
                 return  # sources of this step's copies hold the room; they let go before the next step
             self._preempt(victim, plan)
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        growth = sum(self._growth(sequence) for sequence in self._running)
+        growth = sum(self._reservations.growth(sequence) for sequence in self._running)
         admitted: set[SequenceId] = set()
-        for sequence in self._waiting:
-            if plan.token_budget == 0 or len(self._running) >= self.config.max_num_seqs:
+        num_passed = 0
+        for sequence in self._admission_order():
+            if plan.token_budget == 0 or len(self._running) >= self.config.max_num_seqs or num_passed == MAX_PASSED:
                 return
-            sharing = self._sharing(sequence, admitted)
-            if sharing.must_wait:
+            start = self._find_start(sequence, admitted)
+            if start.must_wait:
+                num_passed += 1
                 continue
-            while not self._admit(sequence, sharing, plan, growth):
-                if len(self._running) or not self._strip_waiting():
+            while not self._admit(sequence, start, plan, growth):
+                if len(self._running) or not self._make_room_for_one():
                     return
+                start = self._find_start(sequence, admitted)
             admitted.add(sequence.sequence_id)
-            growth += self._growth(sequence)
+            growth += self._reservations.growth(sequence)
 
-    def _admit(self, sequence: Sequence, sharing: Sharing, plan: StepPlan, growth: int) -> bool:
+    def _admission_order(self) -> Iterable[Sequence]:
+        if len(self._running) >= self.config.max_num_seqs:
+            return ()
+        if self.config.admission_order == "arrival" or self.config.recompute_all or len(self._waiting) < 2:
+            return self._waiting
+        return self._order.arrange(
+            self._waiting,
+            tenant_of=lambda sequence: self._requests[sequence.request_id].tenant,
+            hit_len=lambda sequence: self.manager.match(sequence).num_tokens,
+        )
+
+    def _find_start(self, sequence: Sequence, admitted: set[SequenceId]) -> Start:
+        if self.config.recompute_all:
+            return Start()
+        siblings = self._requests[sequence.request_id].sequences
+        return find_start(sequence, siblings, self._running, admitted, self.manager)
+
+    def _admit(self, sequence: Sequence, start: Start, plan: StepPlan, growth: int) -> bool:
         """Let one waiting sequence run, if the pool has room for all it knows (or, when guaranteed, for its end)."""
         config = self.manager.config
+        target, keep = sequence.num_tokens, self._reservations.reserved(sequence)
         if sequence.num_preemptions >= MAX_PREEMPTIONS:
-            target = final_len(sequence, self.config.max_model_len) - 1
-            keep = self._reserved_blocks(sequence)
-        else:
-            target = sequence.num_tokens
-            keep = self._reserved_blocks(sequence) + (growth + self._watermark if len(self._running) else 0)
-        if sharing.source is not None:
-            self._fork(sharing.source, sequence)
-        for match in self._matches(sequence):
-            start = match.num_tokens or sequence.num_computed_tokens
-            num_tokens = min(sequence.num_tokens - start, plan.token_budget)
-            later = config.blocks_for(target) - config.blocks_for(start + num_tokens)
+            target = self._reservations.most_computed(sequence)
+        elif len(self._running):
+            keep += growth + self._watermark
+        if start.source is not None:
+            self._fork(start.source, sequence)
+        for match in (start.match, start.match.whole_blocks(config.block_size)):  # the second needs no copy
+            begin = match.num_tokens or sequence.num_computed_tokens
+            num_tokens = min(sequence.num_tokens - begin, plan.token_budget)
+            later = config.blocks_for(target) - config.blocks_for(begin + num_tokens)
             allocation = self.manager.allocate_slots(sequence, num_tokens, match, keep + later)
             if allocation is not None:
-                self._start(sequence, start)
+                self._start(sequence, begin)
                 plan.add(sequence, num_tokens, allocation)
                 return True
-        if sharing.source is not None:
+            if match.partial is None:
+                break
+        if start.source is not None:
             self._drop_blocks(sequence)
         return False
-
-    def _sharing(self, sequence: Sequence, admitted: set[SequenceId]) -> Sharing:
-        if self.config.recompute_all or self.manager.holds(sequence):
-            return ALONE
-        return find_sharing(sequence, self._requests[sequence.request_id].sequences, self._running, admitted)
 
     def _fork(self, source: Sequence, sequence: Sequence) -> None:
         sequence.num_computed_tokens = shared_len(sequence)
@@ -276,20 +303,11 @@ class Scheduler:
         self.manager.free(sequence, keep_tail=False)
         sequence.num_computed_tokens = 0
 
-    def _matches(self, sequence: Sequence) -> list[PrefixMatch]:
-        """Ways to start, best first: with the whole hit, or without its partial block when the copy has no room."""
-        if self.config.recompute_all or wants_prompt_logprobs(sequence) or self.manager.holds(sequence):
-            return [NO_MATCH]
-        match = self.manager.match(sequence)
-        if match.partial is None:
-            return [match]
-        return [match, match.whole_blocks(self.manager.config.block_size)]
-
     def _start(self, sequence: Sequence, start: int) -> None:
+        self._order.admitted(sequence, self._waiting)
         self._waiting.discard(sequence)
         self._running.append(sequence)
-        if sequence.num_preemptions >= MAX_PREEMPTIONS:
-            self._guaranteed.append(sequence)
+        self._reservations.start(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = start
         account_skipped(sequence, start, self.counters)
@@ -308,7 +326,7 @@ class Scheduler:
         self._drop_blocks(sequence)
         sequence.status = SequenceStatus.WAITING
         self._running.discard(sequence)
-        self._guaranteed.discard(sequence)
+        self._reservations.stop(sequence)
         self._waiting.push_front(sequence)
 
     def _strip_waiting(self) -> bool:
@@ -320,23 +338,9 @@ class Scheduler:
                 stripped = True
         return stripped
 
-    def _reserved_blocks(self, apart_from: Sequence) -> int:
-        """Blocks that guaranteed sequences have yet to take and nobody else may."""
-        return sum(
-            self._blocks_to_come(sequence, final_len(sequence, self.config.max_model_len) - 1)
-            for sequence in self._guaranteed
-            if sequence is not apart_from
-        )
-
-    def _growth(self, sequence: Sequence) -> int:
-        """Blocks an admitted sequence needs soon: the rest of what it knows, and as much again of what it draws."""
-        if sequence in self._guaranteed:
-            return 0  # reserved already
-        most = final_len(sequence, self.config.max_model_len) - 1
-        return self._blocks_to_come(sequence, min(most, sequence.num_tokens + self.manager.config.block_size))
-
-    def _blocks_to_come(self, sequence: Sequence, num_tokens: int) -> int:
-        return self.manager.block_table(sequence).missing_blocks(num_tokens)
+    def _make_room_for_one(self) -> bool:
+        """Nothing runs and the first in line has no room: take from those that only hold; False when none does."""
+        return self._strip_waiting() or self.manager.drop_oldest_pin()
 
     # -- taking a step in ------------------------------------------------------------------------------------------
 
@@ -372,15 +376,10 @@ class Scheduler:
             self._end(sequence, reason)
         elif self.config.recompute_all:
             sequence.num_computed_tokens = 0
-        return SequenceStep(
-            request_id=sequence.request_id,
-            sequence_id=sequence.sequence_id,
-            index=sequence.index,
-            new_tokens=(token,),
-            finish_reason=reason,
-            usage=sequence.usage,
-            stop_token_id=sequence.stop_token_id,
-        )
+        return _step(sequence, token)
+
+    def _draws(self, sequence: Sequence) -> bool:
+        return not self._requests[sequence.request_id].prefill_only
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence in self._running and self._pending is None:
@@ -390,12 +389,26 @@ class Scheduler:
         self.manager.forget(sequence)
         self._waiting.discard(sequence)
         self._running.discard(sequence)
+        self._reservations.stop(sequence)
+        self._order.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         del self._sequences[sequence.sequence_id]
         request = self._requests[sequence.request_id]
         if all(sibling.is_finished for sibling in request.sequences):
             del self._requests[sequence.request_id]
+
+
+def _step(sequence: Sequence, *tokens: SampledToken) -> SequenceStep:
+    return SequenceStep(
+        request_id=sequence.request_id,
+        sequence_id=sequence.sequence_id,
+        index=sequence.index,
+        new_tokens=tokens,
+        finish_reason=sequence.finish_reason,
+        usage=sequence.usage,
+        stop_token_id=sequence.stop_token_id,
+    )
 
 
 def _is_far_behind(sequence: Sequence) -> bool:

@@ -1,5 +1,6 @@
 """The step under construction: what has been given to whom so far."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from foreword.core.outputs import BlockCopy, ScheduledSequence, SchedulerOutput
@@ -38,15 +39,15 @@ class StepPlan:
         if share is not None:
             self.token_budget += share.num_tokens
 
-    def build(self, step: int, manager: KVCacheManager) -> SchedulerOutput:
-        """The decision as plain data, in the order shares were given."""
+    def build(self, step: int, manager: KVCacheManager, draws: Callable[[Sequence], bool]) -> SchedulerOutput:
+        """The decision as plain data, in the order shares were given; `draws` says who wants a token in the end."""
         copies: list[BlockCopy] = []
         fresh: list[BlockId] = []
         sequences = []
         for share in self._shares.values():
             copies.extend(share.allocation.copies)
             fresh.extend(share.allocation.fresh_blocks)
-            sequences.append(_scheduled(share.sequence, share.num_tokens, manager))
+            sequences.append(_scheduled(share.sequence, share.num_tokens, manager, draws(share.sequence)))
         return SchedulerOutput(step, tuple(sequences), tuple(copies), tuple(fresh), tuple(self.preempted))
 
 
@@ -55,9 +56,9 @@ def wants_prompt_logprobs(sequence: Sequence) -> bool:
     return sequence.params.prompt_logprobs is not None and sequence.index == 0 and not sequence.num_output_tokens
 
 
-def _scheduled(sequence: Sequence, num_tokens: int, manager: KVCacheManager) -> ScheduledSequence:
+def _scheduled(sequence: Sequence, num_tokens: int, manager: KVCacheManager, draws: bool) -> ScheduledSequence:
     start = sequence.num_computed_tokens
-    samples = start + num_tokens == sequence.num_tokens
+    samples = draws and start + num_tokens == sequence.num_tokens
     return ScheduledSequence(
         sequence_id=sequence.sequence_id,
         token_ids=sequence.token_ids[start : start + num_tokens],

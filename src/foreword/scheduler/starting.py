@@ -1,0 +1,75 @@
+"""How a waiting sequence may start, so that nothing is computed twice.
+
+    holds blocks already        it was handed a prompt: go on from there
+    a sibling has the prompt    fork from it
+    a sibling computes it       wait
+    a stranger computes a       wait: it will be findable, and is then reported as cached
+      prefix not findable yet
+    otherwise                   start behind the longest stored prefix
+
+Whoever is waited for is running, so it gets on in every step; when it is preempted, aborted or fails it runs no
+more, and nobody waits for it any longer.
+
+A fork starts one token short of the prompt, as every hit does: it computes the last prompt token again, into a block
+of its own, and so gets its own row of logits to draw from. Nothing else in the engine needs to know that `n > 1`.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from foreword.core.sequence import Sequence
+from foreword.core.types import SequenceId
+from foreword.kv_cache.manager import NO_MATCH, KVCacheManager
+from foreword.kv_cache.prefix_cache import PrefixMatch
+from foreword.scheduler.queues import SequenceQueue
+from foreword.scheduler.step_plan import wants_prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a waiting sequence should do: wait, or fork from `source`, or begin behind `match`."""
+
+    must_wait: bool = False
+    source: Sequence | None = None
+    match: PrefixMatch = NO_MATCH
+
+
+def shared_len(sequence: Sequence) -> int:
+    """Leading tokens a sequence can take from any sibling that has computed the prompt."""
+    return min(sequence.prompt_len, sequence.num_tokens - 1)
+
+
+def find_start(
+    sequence: Sequence,
+    siblings: Iterable[Sequence],
+    running: SequenceQueue,
+    admitted: Collection[SequenceId],
+    manager: KVCacheManager,
+) -> Start:
+    """Decide for one waiting sequence; `admitted` have joined `running` in the step being planned.
+
+    Those are no source of a fork yet: their own last block may be a copy still to be made.
+    """
+    if manager.holds(sequence):
+        return Start()
+    active = [sibling for sibling in siblings if sibling in running] if shared_len(sequence) else []
+    for sibling in active:
+        if sibling.num_computed_tokens >= sequence.prompt_len and sibling.sequence_id not in admitted:
+            return Start(source=sibling)
+    if active:
+        return Start(must_wait=True)
+    if wants_prompt_logprobs(sequence):
+        return Start()
+    match = manager.match(sequence)
+    return Start(must_wait=_is_being_computed(sequence, match.num_tokens, running, manager), match=match)
+
+
+def _is_being_computed(sequence: Sequence, found: int, running: SequenceQueue, manager: KVCacheManager) -> bool:
+    """True while a running sequence computes at least one more block that `sequence` could then find."""
+    block_size = manager.config.block_size
+    for other in running:
+        if other.num_tokens - other.num_computed_tokens > 1:
+            shared = manager.storable_prefix(sequence, other, found) // block_size * block_size
+            if shared > max(found, other.num_computed_tokens):
+                return True
+    return False
