@@ -50,7 +50,7 @@ class ModelFiles:
 def open_model_files(path: str | Path) -> ModelFiles:
     """Open a GGUF file, a folder of safetensors, or a folder that holds one GGUF file.
 
-    Raises
+    Raises:
         ModelNotFoundError: nothing there that could be a model.
         ModelFormatError: a file is malformed, or the model is of a kind not supported; names the file and the field.
     """
@@ -62,7 +62,7 @@ def open_model_files(path: str | Path) -> ModelFiles:
 def weights_digest(path: str | Path) -> bytes:
     """SHA-256 that identifies the model's content, whatever its files are called: 32 bytes.
 
-    Raises
+    Raises:
         ModelNotFoundError, ModelFormatError: as `open_model_files`.
     Cost     reads all weights once.
     """

@@ -20,7 +20,7 @@ def read_gguf_config(
 ) -> tuple[ModelConfig, tuple[str, ...]]:
     """Sizes and constants of the model in a GGUF file, and notes for the user.
 
-    Raises
+    Raises:
         ModelFormatError: a key is missing, of the wrong kind or out of range, or the model is of a kind not supported.
     """
     keys = _Keys(path, metadata)

@@ -44,7 +44,7 @@ class GGUFFile:
     Tensor data are views of the mapped file and stay valid after `close()`. Arrays of strings are decoded when first
     asked for.
 
-    Raises
+    Raises:
         ModelNotFoundError: no such file.
         ModelFormatError: the file contradicts the format or itself; names the file and the field.
     Cost     O(bytes before the tensor data).

@@ -52,7 +52,7 @@ _REFUSED = {
 def read_hf_config(path: Path) -> tuple[ModelConfig, tuple[str, ...]]:
     """Sizes and constants from a `config.json`, and notes for the user.
 
-    Raises
+    Raises:
         ModelNotFoundError: no such file.
         ModelFormatError: a field is of the wrong kind or out of range, or the model is of a kind not supported.
     """

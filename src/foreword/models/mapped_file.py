@@ -22,7 +22,7 @@ class MappedFile:
 
     Views of `data` stay valid after `close()`: the mapping goes when the last of them does.
 
-    Raises
+    Raises:
         ModelNotFoundError: no such file.
         ModelFormatError: not a regular file, empty, or unreadable.
     """
@@ -52,7 +52,7 @@ class MappedFile:
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read the JSON object a file holds.
 
-    Raises
+    Raises:
         ModelNotFoundError: no such file.
         ModelFormatError: over 16 MiB, not JSON, not an object, nested too deep, or with a key twice.
     """

@@ -27,7 +27,7 @@ def load_model(
     The model's `config.max_position` is what it can be run at: what its files say, at most `max_model_len`, and no more
     than a rotary table of 1 GiB holds.
 
-    Raises
+    Raises:
         ModelNotFoundError: nothing there that could be a model.
         ModelFormatError: a file is malformed, or the model is of a kind not supported; names the file and the field.
         InvalidRequestError: no such `weight_dtype`, or `max_model_len` is beyond the model's positions.

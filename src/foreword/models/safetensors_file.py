@@ -44,7 +44,7 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors")
 class SafetensorsFile:
     """One file: `tensors` by name, views of the mapped file; `RawTensor.type` is the file's dtype, e.g. `BF16`.
 
-    Raises
+    Raises:
         ModelNotFoundError: no such file.
         ModelFormatError: the file contradicts the format or itself; names the file and the field.
     """
@@ -73,7 +73,7 @@ class SafetensorsFile:
 class SafetensorsFolder:
     """A folder's weights: one file, or the shards its index names; `tensors` by name, over all shards.
 
-    Raises
+    Raises:
         ModelNotFoundError: the folder holds no weights.
         ModelFormatError: a shard is malformed, outside the folder, or unlike the index.
     """

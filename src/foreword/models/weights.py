@@ -75,7 +75,7 @@ _DERIVED = ".rotary_emb.inv_freq"  # old checkpoints store what the config says 
 def read_weights(files: ModelFiles, backend: Backend, weight_dtype: WeightDtype, num_positions: int) -> LlamaWeights:
     """Pack all weights of a model of the llama family for `backend`, with a rotary table of `num_positions`.
 
-    Raises
+    Raises:
         ModelFormatError: a tensor is missing, superfluous, of a shape unlike the config, of a type that can't be used,
             or holds a value that is no finite number.
         InvalidRequestError: no such `weight_dtype`.

@@ -24,7 +24,7 @@ _SCALES = {"Q4_0": (0, 2), "Q4_1": (0, 4), "Q4_K": (0, 4), "Q8_0": (0, 2)}
 def dequantise(tensor: RawTensor) -> F32:
     """Values of a tensor, f32, in its shape. F64 is rounded to f32, everything else is exact.
 
-    Raises
+    Raises:
         ValueError: no values can be made of this type (integers, and GGML's formats of intermediate results).
     """
     return _convert(tensor, np.dtype(np.float32), tensor.shape[-1], lambda values: values).reshape(tensor.shape)
@@ -35,7 +35,7 @@ def requantise(tensor: RawTensor, type_name: str) -> RawTensor:
 
     Loss, as relative root mean square error on normally distributed weights: Q8_0 0.6 %, Q4_1 8 %.
 
-    Raises
+    Raises:
         ValueError: no values can be made of the tensor's type, or its rows are no whole blocks of the new one.
     """
     if type_name == tensor.type:
