@@ -179,7 +179,15 @@ class Engine:
             )
             for index in range(params.n)
         ]
-        return Request(request_id, prompt, params, eos_token_ids, namespace, self._now, sequences)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            params=params,
+            eos_token_ids=eos_token_ids,
+            namespace=namespace,
+            arrival=self._now,
+            sequences=sequences,
+        )
 
     def _check_vocabulary(self, prompt: tuple[TokenId, ...], params: SamplingParams) -> None:
         vocab_size = self._runner.vocab_size
