@@ -1,9 +1,12 @@
 #include "foreword/sampling.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "philox.h"
 #include "sampling_isa.h"
@@ -24,19 +27,51 @@ const LogitPasses& passes_for(InstructionSet isa) {
 }
 
 // Room to work on one row. Not initialised: what is not used is never touched.
-class Scratch {
- public:
+struct Scratch {
   explicit Scratch(std::size_t vocab_size)
-      : num_ids(vocab_size + kMinCapacity + kGatherSlack),
-        ids(std::make_unique_for_overwrite<std::int32_t[]>(num_ids)),
+      : capacity(vocab_size + kMinCapacity + kGatherSlack),
+        ids(std::make_unique_for_overwrite<std::int32_t[]>(capacity)),
+        keys(std::make_unique_for_overwrite<std::uint64_t[]>(capacity)),
+        spare_keys(std::make_unique_for_overwrite<std::uint64_t[]>(capacity)),
         logits(std::make_unique_for_overwrite<float[]>(vocab_size)),
-        weights(std::make_unique_for_overwrite<double[]>(std::max(vocab_size, vocab_size / kChunk + kChunk + 1))) {}
+        weights(std::make_unique_for_overwrite<double[]>(vocab_size + kChunk)) {}
 
-  std::size_t num_ids;
-  std::unique_ptr<std::int32_t[]> ids;  // some ids of the row, then in descending order of their logits
-  std::unique_ptr<float[]> logits;      // theirs
-  std::unique_ptr<double[]> weights;    // theirs, the largest being 1
+  std::size_t capacity;
+  std::unique_ptr<std::int32_t[]> ids;    // just gathered
+  std::unique_ptr<std::uint64_t[]> keys;  // the list: logits and ids, see key_of
+  std::unique_ptr<std::uint64_t[]> spare_keys;
+  std::unique_ptr<float[]> logits;    // of the list
+  std::unique_ptr<double[]> weights;  // of the list, the largest of the row being 1; or of chunks
 };
+
+// Orders ids by falling logit, then rising id: 32 bits that fall as the logit rises, then the id.
+std::uint64_t key_of(float logit, std::int32_t id) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(logit + 0.0f);  // no negative zero
+  const std::uint32_t rising = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+  return static_cast<std::uint64_t>(~rising) << 32 | static_cast<std::uint32_t>(id);
+}
+
+std::int32_t id_of(std::uint64_t key) {
+  return static_cast<std::int32_t>(key & 0xffffffffU);
+}
+
+// Sorts keys whose ids already rise, in three stable passes over the upper half; for few keys an ordinary sort is
+// faster.
+void sort_keys(std::uint64_t* keys, std::uint64_t* spare, std::size_t count) {
+  if (count < 2048) return std::sort(keys, keys + count);
+  constexpr unsigned kDigitBits = 11, kShifts[] = {32, 43, 54};
+  constexpr std::size_t kDigits = std::size_t{1} << kDigitBits;
+  std::array<std::uint32_t, kDigits> places;
+  for (const unsigned shift : kShifts) {
+    places.fill(0);
+    for (std::size_t i = 0; i < count; ++i) ++places[keys[i] >> shift & (kDigits - 1)];
+    std::uint32_t next = 0;
+    for (std::uint32_t& place : places) next += std::exchange(place, next);
+    for (std::size_t i = 0; i < count; ++i) spare[places[keys[i] >> shift & (kDigits - 1)]++] = keys[i];
+    std::swap(keys, spare);
+  }
+  std::copy(keys, keys + count, spare);  // three passes leave the result in the other array
+}
 
 std::unique_ptr<std::unique_ptr<Scratch>[]> scratch_for(std::size_t num_threads, std::size_t vocab_size) {
   auto all = std::make_unique<std::unique_ptr<Scratch>[]>(num_threads);
@@ -67,52 +102,45 @@ class LogitRow {
     return first[0];
   }
 
+  std::int32_t listed(std::size_t i) const { return id_of(scratch_.keys[i]); }
+
   double weight_sum(double inverse_temperature) const {
     return passes_.weigh(logits_, vocab_size_, peak_, inverse_temperature, nullptr);
   }
 
   std::size_t num_above(float bound) const { return passes_.count_above(logits_, vocab_size_, bound); }
 
-  // Larger logits first, lower ids first among equals.
-  struct IsBetter {
-    const LogitRow& row;
-    bool operator()(std::int32_t a, std::int32_t b) const {
-      const float x = row.logit(a), y = row.logit(b);
-      return x > y || (x == y && a < b);
-    }
-  };
-
   // Lists the k best, best first. k <= vocab_size.
   void list_best(std::size_t k) {
-    std::int32_t* const ids = scratch_.ids.get();
+    std::uint64_t* const keys = scratch_.keys.get();
     std::size_t found = 0, next = 0;
     float bound = -kInfinity;
     while (next < vocab_size_) {
-      found += passes_.gather_above(logits_, next, vocab_size_, bound, ids + found,
-                                    k + kMinCapacity + kGatherSlack - found, &next);
+      const std::size_t capacity = k + kMinCapacity + kGatherSlack - found;
+      found += gather(&next, bound, capacity, keys + found);
       if (found <= k) continue;
       // An id that follows loses against an equal logit among these: only larger ones need gathering.
-      std::nth_element(ids, ids + k - 1, ids + found, IsBetter{*this});
-      bound = logit(ids[k - 1]);
+      std::nth_element(keys, keys + k - 1, keys + found);
+      bound = logit(id_of(keys[k - 1]));
       found = k;
     }
-    for (std::size_t i = 0; found < k; ++i) {
-      if (logit(static_cast<std::int32_t>(i)) == -kInfinity) ids[found++] = static_cast<std::int32_t>(i);
+    for (std::int32_t id = 0; found < k; ++id) {
+      if (logit(id) == -kInfinity) keys[found++] = key_of(-kInfinity, id);
     }
-    std::sort(ids, ids + k, IsBetter{*this});
+    std::sort(keys, keys + k);
   }
 
   // Lists every id with a logit above `bound`, in ascending order; returns how many.
   std::size_t list_above(float bound) {
-    std::size_t next;
-    return passes_.gather_above(logits_, 0, vocab_size_, bound, scratch_.ids.get(), scratch_.num_ids, &next);
+    std::size_t next = 0;
+    return gather(&next, bound, scratch_.capacity, scratch_.keys.get());
   }
 
-  void sort_listed(std::size_t count) { std::sort(scratch_.ids.get(), scratch_.ids.get() + count, IsBetter{*this}); }
+  void sort_listed(std::size_t count) { sort_keys(scratch_.keys.get(), scratch_.spare_keys.get(), count); }
 
   // Weights of the first `count` listed ids; returns their sum.
   double weigh_listed(std::size_t count, double inverse_temperature) {
-    for (std::size_t i = 0; i < count; ++i) scratch_.logits[i] = logit(scratch_.ids[i]);
+    for (std::size_t i = 0; i < count; ++i) scratch_.logits[i] = logit(listed(i));
     return passes_.weigh(scratch_.logits.get(), count, peak_, inverse_temperature, scratch_.weights.get());
   }
 
@@ -138,7 +166,7 @@ class LogitRow {
   std::int32_t draw_listed(std::size_t count, double u) const {
     double total = 0, running = 0;
     for (std::size_t i = 0; i < count; ++i) total += scratch_.weights[i];
-    return scratch_.ids[first_to_exceed(scratch_.weights.get(), count, u * total, running)];
+    return listed(first_to_exceed(scratch_.weights.get(), count, u * total, running));
   }
 
   // How many of the first `count` listed ids it takes to reach `share`; count + 1 where they do not.
@@ -158,6 +186,14 @@ class LogitRow {
   }
 
  private:
+  std::size_t gather(std::size_t* next, float bound, std::size_t capacity, std::uint64_t* keys) {
+    const std::int32_t* const ids = scratch_.ids.get();
+    const std::size_t count =
+        passes_.gather_above(logits_, *next, vocab_size_, bound, scratch_.ids.get(), capacity, next);
+    for (std::size_t i = 0; i < count; ++i) keys[i] = key_of(logits_[static_cast<std::size_t>(ids[i])], ids[i]);
+    return count;
+  }
+
   // Index at which `running` + the sum so far exceeds target; rounding may miss it, then the last that weighs
   // something. `running` becomes the sum before that index.
   static std::size_t first_to_exceed(const double* weights, std::size_t count, double target, double& running) {
@@ -283,7 +319,7 @@ void top_logprobs(Context& context, const float* logits, std::size_t num_rows, s
       if (k == 0) continue;
       row.list_best(k);
       for (std::size_t i = 0; i < k; ++i) {
-        const std::int32_t id = scratch[thread]->ids[i];
+        const std::int32_t id = row.listed(i);
         top_ids[r * k + i] = id;
         top_logprobs[r * k + i] = log_softmax.of(row.logit(id));
       }
