@@ -1,8 +1,9 @@
 """Prompt and answer lengths of real conversations, for figures that depend on how long requests are.
 
-The built-in mix is a sample of the Azure LLM inference trace 2023, conversation: of its 19,366 requests, sorted by total
-length, the middle one of each of 128 equal parts. Source: Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv`,
-CC BY 4.0; Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024.
+The built-in mix is a sample of the Azure LLM inference trace 2023, conversation: of its 19,366 requests, sorted by
+total length, the middle one of each of 128 equal parts. Source: Azure/AzurePublicDataset,
+`AzureLLMInferenceTrace_conv.csv`, CC BY 4.0; Patel et al., "Splitwise: Efficient generative LLM inference using phase
+splitting", ISCA 2024.
 """
 
 import csv

@@ -122,7 +122,7 @@ def _model(model: ModelOptions) -> Iterator[Finding]:
             yield _answers(llm)
     except ForewordError as error:
         message, _, cure = str(error).partition("; run: ")
-        yield Finding("model", "fix", one_line(message), f"run: {cure}" if cure else "name another with --model")
+        yield Finding("model", "fix", one_line(message), f"run: {cure}" if cure else "or name another with --model")
 
 
 def _formats(path: "Path") -> Finding:

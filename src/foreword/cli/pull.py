@@ -20,7 +20,9 @@ def pull(
     from foreword.models.pull import pull as fetch
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=err_console(), transient=True, disable=json or quiet) as bar:
+    console = err_console()
+    hidden = json or quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(name, total=None)
         pulled = fetch(
             name,

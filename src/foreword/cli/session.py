@@ -21,13 +21,13 @@ def find_model(name: str) -> Path:
     Raises:
         ModelNotFoundError: there is neither; the message has the cure.
     """
-    from foreword.models.pull import CATALOGUE, pulled_path
+    from foreword.models.pull import CATALOGUE
 
     path = Path(name).expanduser()
     if path.exists():
         return path
     if name in CATALOGUE:
-        pulled = pulled_path(name, models_folder())
+        pulled = models_folder() / CATALOGUE[name].file_name
         if pulled.exists():
             return pulled
         raise ModelNotFoundError(f"model {name} is not here yet; run: foreword pull {name}")

@@ -123,7 +123,7 @@ class LLM:
     @property
     def has_chat_template(self) -> bool:
         """True when the model's files hold a chat template."""
-        return self._template_source is not None
+        return self._chat_template is not None
 
     @property
     def chat_template(self) -> ChatTemplate:

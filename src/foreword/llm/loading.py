@@ -11,7 +11,7 @@ from foreword.llm.machine import available_bytes, physical_cores
 from foreword.models.base import Model
 from foreword.models.registry import ModelFiles, WeightDtype, load_model
 from foreword.ops.backend import Backend
-from foreword.ops.cpu import CpuBackend
+from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.reference import ReferenceBackend
 from foreword.runner.kv_storage import KVStorage, block_bytes
 from foreword.runner.model_runner import ModelRunner
@@ -71,6 +71,9 @@ def make_backend(options: EngineOptions) -> Backend:
     threads = physical_cores() if options.threads is None else options.threads
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 256:
         raise InvalidRequestError("threads", "an integer from 1 to 256", threads)
+    sets = ("auto", *available_instruction_sets())
+    if options.instruction_set not in sets:
+        raise InvalidRequestError("instruction_set", " or ".join(sets), options.instruction_set)
     return CpuBackend(num_threads=threads, instruction_set=options.instruction_set)
 
 
@@ -126,6 +129,8 @@ def _plan_pool(model: Model, options: EngineOptions, free_bytes: int) -> tuple[C
     """How many blocks the pool has, and the longest sequence it serves."""
     if options.kv_memory_bytes is not None and options.kv_memory_bytes < 1:
         raise InvalidRequestError("kv_memory", "a positive number of bytes", options.kv_memory_bytes)
+    if isinstance(options.max_num_seqs, bool) or not isinstance(options.max_num_seqs, int) or options.max_num_seqs < 1:
+        raise InvalidRequestError("max_num_seqs", "an integer of at least 1", options.max_num_seqs)
     longest = model.config.max_position
     one = CacheConfig(
         num_blocks=1,
