@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -258,15 +259,22 @@ def _widen(text: str, match: SpecialMatch, flags: MatchFlags | None, floor: int,
         return match
     if flags.single_word and ((start > 0 and _is_word(text[start - 1])) or (stop < len(text) and _is_word(text[stop]))):
         return None
-    while flags.lstrip and start > floor and text[start - 1].isspace():
+    while flags.lstrip and start > floor and _is_space(text[start - 1]):
         start -= 1
-    while flags.rstrip and stop < ceiling and text[stop].isspace():
+    while flags.rstrip and stop < ceiling and _is_space(text[stop]):
         stop += 1
     return SpecialMatch(start, stop, token_id)
 
 
 def _is_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
+    r"""As `\w` in the library's patterns; `str.isalnum` takes more signs for digits."""
+    category = unicodedata.category(character)
+    return category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character in "\u200c\u200d"
+
+
+def _is_space(character: str) -> bool:
+    r"""As `\s` in the library's patterns; Python counts four control characters more."""
+    return character.isspace() and character not in "\x1c\x1d\x1e\x1f"
 
 
 def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
