@@ -103,7 +103,7 @@ class _StringArray:
         try:
             return joined[1:].decode().split("\0")
         except UnicodeDecodeError as error:
-            index = joined.count(b"\0", 0, error.start + 1)
+            index = joined.count(b"\0", 1, error.start + 1)
             raise ModelFormatError(path, key, f"string {index} is not UTF-8") from None
 
     def _decode_one_by_one(self, path: Path, key: str) -> list[str]:

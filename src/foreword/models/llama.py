@@ -10,8 +10,9 @@ import numpy as np
 
 from foreword.core.config import ModelConfig
 from foreword.models.base import LayerCaches
+from foreword.models.rope import RotaryTable
 from foreword.models.workspace import Workspace
-from foreword.ops.backend import F32, I32, AttentionBatch, Backend, PackedMatrix
+from foreword.ops.backend import F32, I32, AttentionBatch, Backend, KVArray, PackedMatrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +41,7 @@ class LlamaWeights:
     layers: Sequence[LayerWeights]
     final_norm: F32  # [E]
     head: PackedMatrix  # [V, E]; the embedding itself where they are tied
-    cos_sin: F32  # [positions, D]
+    rotary: RotaryTable
 
     @property
     def num_bytes(self) -> int:
@@ -48,11 +49,12 @@ class LlamaWeights:
         held = {id(part): part for part in (self.embedding, self.head)}
         for layer in self.layers:
             held |= {id(part): part for part in (layer.qkv, layer.output, layer.gate_up, layer.down)}
-        vectors = [self.final_norm, self.cos_sin]
+        vectors = [self.final_norm]
         for layer in self.layers:
             fields = (getattr(layer, name) for name in LayerWeights.__slots__)
             vectors += [value for value in fields if isinstance(value, np.ndarray)]
-        return sum(matrix.num_bytes for matrix in held.values()) + sum(vector.nbytes for vector in vectors)
+        matrix_bytes = sum(matrix.num_bytes for matrix in held.values())
+        return matrix_bytes + sum(vector.nbytes for vector in vectors) + self.rotary.num_bytes
 
 
 class Llama:
@@ -64,9 +66,13 @@ class Llama:
         self.config = config
         self.weights = weights
         self.notes = notes
-        self.num_bytes = weights.num_bytes
         self._backend = backend
         self._scale = config.head_dim**-0.5
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Model.num_bytes`."""
+        return self.weights.num_bytes
 
     def forward(
         self,
@@ -81,9 +87,11 @@ class Llama:
         num_tokens = len(token_ids)
         hidden = workspace.hidden[:num_tokens]  # [T, E], the residual stream
         self._backend.embed(self.weights.embedding, token_ids, hidden)
+        cos_sin = self.weights.rotary.first(int(batch.positions.max()) + 1)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
-            attended = self._attend(index, layer, hidden, batch, caches, workspace)
+            caches_of_layer = caches.k_cache(index), caches.v_cache(index)
+            attended = self._attend(layer, hidden, batch, cos_sin, caches_of_layer, workspace)
             if index == last and rows is not None:
                 hidden, attended = _pick(rows, hidden, attended, workspace)
             self._backend.linear(attended, layer.output, hidden, bias=layer.output_bias, accumulate=True)
@@ -100,23 +108,20 @@ class Llama:
 
     def _attend(
         self,
-        index: int,
         layer: LayerWeights,
         hidden: F32,
         batch: AttentionBatch,
-        caches: LayerCaches,
+        cos_sin: F32,
+        caches: tuple[KVArray, KVArray],
         workspace: Workspace,
     ) -> F32:
         """Project, rotate and store K and V of the whole step, then attend: `[T, H * D]`."""
         backend, eps = self._backend, self.config.rms_norm_eps
         qkv = workspace.qkv[: len(hidden)]  # [T, (H + 2J) * D]
         attended = workspace.attention[: len(hidden)]  # [T, H * D]
-        k_cache, v_cache = caches.k_cache(index), caches.v_cache(index)
         backend.norm_linear(hidden, layer.attention_norm, eps, layer.qkv, qkv, bias=layer.qkv_bias)
-        backend.rope_store_kv(
-            qkv, batch, self.weights.cos_sin, k_cache, v_cache, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=eps
-        )
-        backend.paged_attention(qkv, batch, k_cache, v_cache, self._scale, attended)
+        backend.rope_store_kv(qkv, batch, cos_sin, *caches, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=eps)
+        backend.paged_attention(qkv, batch, *caches, self._scale, attended)
         return attended
 
     def _feed_forward(self, layer: LayerWeights, hidden: F32, gate_up: F32) -> None:

@@ -12,25 +12,59 @@ from foreword.core.config import ModelConfig, RopeScaling
 from foreword.ops.backend import F32
 
 _ONE = np.float32(1)
+_FIRST_POSITIONS = 2048
 
 
-def cos_sin_table(config: ModelConfig, num_positions: int, frequency_divisors: F32 | None = None) -> F32:
-    """Rotations of positions `0 .. num_positions`.
+class RotaryTable:
+    """Rotations of positions from 0, computed as far as they have been asked for.
 
-    Shapes   f32 `[num_positions, D]`: D/2 cosines, then D/2 sines, both times the attention factor (1 but for YaRN).
-             `frequency_divisors [D/2]`: what a GGUF file's `rope_freqs.weight` divides each frequency by.
+    `frequency_divisors [D/2]` are what a GGUF file's `rope_freqs.weight` divides each frequency by.
+
+    Raises:
+        ValueError: the config or the divisors give an angle that is no finite number.
     """
-    frequencies, attention_factor = inverse_frequencies(config)
-    if frequency_divisors is not None:
-        frequencies = frequencies / frequency_divisors
-    angles = np.arange(num_positions, dtype=np.float32)[:, None] * frequencies
-    table = np.empty((num_positions, config.head_dim), np.float32)
-    half = config.head_dim // 2
-    table[:, :half] = np.cos(angles, dtype=np.float64)
-    table[:, half:] = np.sin(angles, dtype=np.float64)
-    if attention_factor != 1:
-        table *= np.float32(attention_factor)
-    return table
+
+    def __init__(self, config: ModelConfig, frequency_divisors: F32 | None = None) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                frequencies, self._attention_factor = inverse_frequencies(config)
+                if frequency_divisors is not None:
+                    frequencies = frequencies / frequency_divisors
+                largest = np.abs(frequencies).max() * np.float32(config.max_position) * self._attention_factor
+        except ArithmeticError:
+            largest = np.float32(np.inf)
+        if not np.isfinite(largest):
+            raise ValueError(f"base {config.rope_theta} and its scaling give no finite rotation")
+        self._frequencies = frequencies
+        self._max_position = config.max_position
+        self._table: F32 = np.empty((0, config.head_dim), np.float32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what has been computed."""
+        return self._table.nbytes
+
+    def first(self, num_positions: int) -> F32:
+        """The table of at least `num_positions` positions.
+
+        Shapes   f32 `[positions, D]`: D/2 cosines, then D/2 sines, both times the attention factor (1 but for YaRN).
+        Cost     O(1), but doubling the table when it is too short.
+        """
+        present = len(self._table)
+        if num_positions > present:
+            wanted = max(num_positions, min(max(_FIRST_POSITIONS, 2 * present), self._max_position))
+            self._table = np.concatenate([self._table, self._rows(present, wanted)])
+        return self._table
+
+    def _rows(self, start: int, stop: int) -> F32:
+        angles = np.arange(start, stop, dtype=np.float32)[:, None] * self._frequencies
+        rows = np.empty((stop - start, self._table.shape[1]), np.float32)
+        half = rows.shape[1] // 2
+        rows[:, :half] = np.cos(angles, dtype=np.float64)
+        rows[:, half:] = np.sin(angles, dtype=np.float64)
+        if self._attention_factor != 1:
+            rows *= np.float32(self._attention_factor)
+        return rows
 
 
 def inverse_frequencies(config: ModelConfig) -> tuple[F32, float]:

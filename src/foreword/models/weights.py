@@ -12,7 +12,7 @@ import numpy as np
 from foreword.core.errors import InvalidRequestError, ModelFormatError
 from foreword.models.files import ModelFiles
 from foreword.models.llama import LayerWeights, LlamaWeights
-from foreword.models.rope import cos_sin_table
+from foreword.models.rope import RotaryTable
 from foreword.ops.backend import F32, I32, Backend, PackedMatrix
 from foreword.ops.quantise import dequantise, is_finite, requantise
 from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart, RawTensor
@@ -72,8 +72,8 @@ _HF_NAMES = {
 _DERIVED = ".rotary_emb.inv_freq"  # old checkpoints store what the config says already
 
 
-def read_weights(files: ModelFiles, backend: Backend, weight_dtype: WeightDtype, num_positions: int) -> LlamaWeights:
-    """Pack all weights of a model of the llama family for `backend`, with a rotary table of `num_positions`.
+def read_weights(files: ModelFiles, backend: Backend, weight_dtype: WeightDtype) -> LlamaWeights:
+    """Pack all weights of a model of the llama family for `backend`.
 
     Raises:
         ModelFormatError: a tensor is missing, superfluous, of a shape unlike the config, of a type that can't be used,
@@ -84,7 +84,6 @@ def read_weights(files: ModelFiles, backend: Backend, weight_dtype: WeightDtype,
         raise InvalidRequestError("weight_dtype", ", ".join(get_args(WeightDtype)), weight_dtype)
     reader = _WeightReader(files, backend, weight_dtype)
     config = files.config
-    divisors = reader.rope_divisors()
     embedding = reader.matrix("embedding", config.vocab_size, config.hidden_size)
     head = embedding if config.tied_embeddings else reader.matrix("head", config.vocab_size, config.hidden_size)
     weights = LlamaWeights(
@@ -92,7 +91,7 @@ def read_weights(files: ModelFiles, backend: Backend, weight_dtype: WeightDtype,
         layers=[reader.layer(index) for index in range(config.num_layers)],
         final_norm=reader.vector("final_norm", config.hidden_size),
         head=head,
-        cos_sin=cos_sin_table(config, num_positions, divisors),
+        rotary=reader.rotary(),
     )
     reader.check_nothing_is_left()
     return weights
@@ -148,13 +147,14 @@ class _WeightReader:
             raise self._error(tensor.name, "holds a value that is not a finite number")
         return values
 
-    def rope_divisors(self) -> F32 | None:
-        if self._names["rope_divisors"] not in self._tensors:
-            return None
-        divisors = self.vector("rope_divisors", self._config.head_dim // 2)
-        if not (divisors > 0).all():
-            raise self._error(self._names["rope_divisors"], "expected positive numbers alone")
-        return divisors
+    def rotary(self) -> RotaryTable:
+        divisors = None
+        if self._names["rope_divisors"] in self._tensors:
+            divisors = self.vector("rope_divisors", self._config.head_dim // 2)
+        try:
+            return RotaryTable(self._config, divisors)
+        except ValueError as error:
+            raise ModelFormatError(self._path, "rotary position embedding", str(error)) from None
 
     def check_nothing_is_left(self) -> None:
         """A tensor nobody asked for means a model that is not quite what its config says."""
