@@ -1,6 +1,8 @@
 #include "attention_plan.h"
 
 #include <algorithm>
+#include <cstring>
+#include <span>
 
 namespace foreword {
 namespace {
@@ -9,16 +11,24 @@ constexpr std::size_t kMaxRows = 96;      // a unit's scratch fits a 512 KiB cac
 constexpr std::size_t kInPlaceRows = 12;  // see AttentionUnit::in_place
 constexpr std::size_t kRowsPerCost = 6;
 constexpr std::size_t kUnitsPerThread = 6;  // so that no thread waits long for the last unit
-constexpr std::size_t kMinTiles = 2;        // of a split unit: fewer, and merging shows
+constexpr std::size_t kMinTiles = 2;        // of a unit that is cut: fewer, and merging shows
+constexpr std::size_t kSharingRows = 48;    // a sequence of more rows uses what it reads well enough alone
 
 std::uint32_t narrow(std::size_t value) {
   return static_cast<std::uint32_t>(value);
 }
 
+// A sequence of few rows: one unit, or several that share tiles with other sequences.
+struct ShortSequence {
+  const std::int32_t* table;
+  std::size_t token_begin, num_tokens;  // into tokens
+  std::size_t num_tiles, num_full;      // tiles it reads; of these, those that all its tokens see whole, less the last
+};
+
 class Planner {
  public:
   Planner(const AttentionArgs& args, const KvCacheView& cache, std::size_t num_threads)
-      : args_(args), num_kv_heads_(cache.num_kv_heads), num_threads_(num_threads) {
+      : args_(args), num_kv_heads_(cache.num_kv_heads), block_size_(cache.block_size), num_threads_(num_threads) {
     group_ = args.num_heads / num_kv_heads_;
     // Vectors of up to 8 keys never cross a block, panels of 16 values never cross a row.
     aligned_ = cache.block_size % 8 == 0 && cache.head_dim % 16 == 0;
@@ -26,7 +36,9 @@ class Planner {
 
   AttentionPlan plan() {
     for (std::size_t s = 0; s < args_.num_sequences; ++s) add_sequence(s);
-    split_units();
+    add_short_sequences();
+    cut_units();
+    place_partials();
     std::sort(plan_.units.begin(), plan_.units.end(),
               [](const AttentionUnit& a, const AttentionUnit& b) { return a.cost > b.cost; });
     return std::move(plan_);
@@ -35,30 +47,113 @@ class Planner {
  private:
   void add_sequence(std::size_t s) {
     const std::int32_t begin = args_.query_start_loc[s], end = args_.query_start_loc[s + 1];
+    if (begin == end) return;
     const std::int32_t first_position = args_.context_lens[s] - (end - begin);
-    const std::size_t step = std::max<std::size_t>(1, kMaxRows / group_);
     const std::size_t first = plan_.tokens.size(), count = static_cast<std::size_t>(end - begin);
-    for (std::int32_t i = 0; i < end - begin; ++i) {
-      plan_.unit_tokens.push_back(narrow(plan_.tokens.size()));
-      plan_.tokens.push_back({begin + i, first_position + i, 0, 1});
+    for (std::int32_t i = 0; i < end - begin; ++i) plan_.tokens.push_back({begin + i, first_position + i, 0, 0});
+    const std::int32_t* const table = args_.block_tables + s * args_.max_blocks;
+    if (count * group_ <= kSharingRows) {
+      const std::size_t num_tiles = num_tiles_of(plan_.tokens.back());
+      short_.push_back({table, first, count, num_tiles, static_cast<std::size_t>(first_position) / kAttentionTile});
+      return;
     }
+    const std::size_t step = tokens_per_unit();
     for (std::size_t i = 0; i < count; i += step) {
       const std::size_t num_tokens = std::min(step, count - i);
-      const std::size_t last_position = static_cast<std::size_t>(plan_.tokens[first + i + num_tokens - 1].position);
-      add_unit(args_.block_tables + s * args_.max_blocks, first + i, num_tokens, last_position / kAttentionTile + 1);
+      const std::size_t token_begin = plan_.unit_tokens.size();
+      list_tokens(first + i, num_tokens);
+      add_unit(table, token_begin, 0, num_tiles_of(plan_.tokens[first + i + num_tokens - 1]));
     }
   }
 
-  void add_unit(const std::int32_t* table, std::size_t token_begin, std::size_t num_tokens, std::size_t num_tiles) {
-    const std::size_t rows = num_tokens * group_;
-    const std::size_t cost = num_tiles * ((rows + kRowsPerCost - 1) / kRowsPerCost + 1);
-    plan_.units.push_back({table, narrow(token_begin), narrow(num_tokens), 0, narrow(num_tiles), narrow(cost), false,
-                           aligned_ && rows <= kInPlaceRows});
+  static std::size_t num_tiles_of(const AttentionToken& token) {
+    return static_cast<std::size_t>(token.position) / kAttentionTile + 1;
+  }
+
+  std::size_t tokens_per_unit() const { return std::max<std::size_t>(1, kMaxRows / group_); }
+
+  void list_tokens(std::size_t begin, std::size_t count) {
+    for (std::size_t i = begin; i < begin + count; ++i) plan_.unit_tokens.push_back(narrow(i));
+  }
+
+  // The unit of the tokens listed since token_begin.
+  void add_unit(const std::int32_t* table, std::size_t token_begin, std::size_t tile_begin, std::size_t tile_end) {
+    const std::size_t num_tokens = plan_.unit_tokens.size() - token_begin, rows = num_tokens * group_;
+    const std::size_t cost = (tile_end - tile_begin) * ((rows + kRowsPerCost - 1) / kRowsPerCost + 1);
+    plan_.units.push_back({table, narrow(token_begin), narrow(num_tokens), narrow(tile_begin), narrow(tile_end),
+                           narrow(cost), false, aligned_ && rows <= kInPlaceRows});
     plan_.max_rows = std::max(plan_.max_rows, rows);
+    for (std::size_t i = token_begin; i < plan_.unit_tokens.size(); ++i) ++plan_.tokens[plan_.unit_tokens[i]].num_units;
+  }
+
+  // Sequences with the same blocks in the same places read them together.
+  void add_short_sequences() {
+    // Only by the first block at first: where no two agree on it, that is all.
+    std::sort(short_.begin(), short_.end(),
+              [](const ShortSequence& a, const ShortSequence& b) { return a.table[0] < b.table[0]; });
+    for (std::size_t i = 0, next; i < short_.size(); i = next) {
+      for (next = i + 1; next < short_.size() && short_[next].table[0] == short_[i].table[0];) ++next;
+      const std::span<ShortSequence> family(short_.data() + i, next - i);
+      if (family.size() > 1) {
+        std::sort(family.begin(), family.end(),
+                  [this](const ShortSequence& a, const ShortSequence& b) { return comes_before(a, b); });
+      }
+      add_family(family, 0);
+    }
+  }
+
+  std::size_t num_full_blocks(const ShortSequence& s) const { return s.num_full * kAttentionTile / block_size_; }
+
+  // Some order by table in which tables that begin alike are neighbours; by bytes, since it is asked often.
+  bool comes_before(const ShortSequence& a, const ShortSequence& b) const {
+    const std::size_t in_a = num_full_blocks(a), in_b = num_full_blocks(b);
+    const int order = std::memcmp(a.table, b.table, std::min(in_a, in_b) * sizeof(std::int32_t));
+    return order < 0 || (order == 0 && in_a < in_b);
+  }
+
+  // Tiles, counted from 0, that lie in the same blocks for both.
+  std::size_t num_common(const ShortSequence& a, const ShortSequence& b) const {
+    const std::size_t tiles = std::min(a.num_full, b.num_full);
+    const std::size_t blocks = (tiles * kAttentionTile + block_size_ - 1) / block_size_;
+    if (std::memcmp(a.table, b.table, blocks * sizeof(std::int32_t)) == 0) return tiles;
+    const auto differs = std::mismatch(a.table, a.table + blocks, b.table).first;
+    return static_cast<std::size_t>(differs - a.table) * block_size_ / kAttentionTile;
+  }
+
+  // Units from tile `from` on of sequences, in the order of their tables, that have the tiles before in common.
+  void add_family(std::span<const ShortSequence> family, std::size_t from) {
+    const ShortSequence& first = family.front();
+    if (family.size() == 1) {
+      const std::size_t token_begin = plan_.unit_tokens.size();
+      list_tokens(first.token_begin, first.num_tokens);
+      add_unit(first.table, token_begin, from, first.num_tiles);
+      return;
+    }
+    std::size_t common = first.num_full;
+    for (std::size_t i = 1; i < family.size(); ++i) common = std::min(common, num_common(first, family[i]));
+    if (common > from) add_shared(family, from, common);
+    // Behind `common` at least two part ways. Runs that agree on the next tile go on together.
+    for (std::size_t i = 0, next; i < family.size(); i = next) {
+      for (next = i + 1; next < family.size() && num_common(family[i], family[next]) > common;) ++next;
+      add_family(family.subspan(i, next - i), common);
+    }
+  }
+
+  void add_shared(std::span<const ShortSequence> family, std::size_t tile_begin, std::size_t tile_end) {
+    std::size_t token_begin = plan_.unit_tokens.size();
+    for (const ShortSequence& member : family) {
+      const std::size_t listed = plan_.unit_tokens.size() - token_begin;
+      if (listed > 0 && listed + member.num_tokens > tokens_per_unit()) {
+        add_unit(member.table, token_begin, tile_begin, tile_end);
+        token_begin = plan_.unit_tokens.size();
+      }
+      list_tokens(member.token_begin, member.num_tokens);
+    }
+    add_unit(family.front().table, token_begin, tile_begin, tile_end);
   }
 
   // Cuts units that would keep one thread busy while the others are done.
-  void split_units() {
+  void cut_units() {
     if (num_threads_ == 1) return;
     std::size_t total = 0;
     for (const AttentionUnit& unit : plan_.units) total += unit.cost;
@@ -66,15 +161,15 @@ class Planner {
     const std::size_t num_whole = plan_.units.size();
     for (std::size_t u = 0; u < num_whole; ++u) {
       const AttentionUnit unit = plan_.units[u];
-      const std::size_t num_parts = std::min((unit.cost + limit - 1) / limit, unit.tile_end / kMinTiles);
+      const std::size_t num_tiles = unit.tile_end - unit.tile_begin;
+      const std::size_t num_parts = std::min((unit.cost + limit - 1) / limit, num_tiles / kMinTiles);
       if (num_parts <= 1) continue;
       for (std::size_t part = 0; part < num_parts; ++part) {
-        const auto [begin, end] = split_evenly(unit.tile_end, part, num_parts);
+        const auto [begin, end] = split_evenly(num_tiles, part, num_parts);
         AttentionUnit piece = unit;
-        piece.tile_begin = narrow(begin);
-        piece.tile_end = narrow(end);
-        piece.cost = narrow(unit.cost * (end - begin) / unit.tile_end);
-        piece.split = true;
+        piece.tile_begin = narrow(unit.tile_begin + begin);
+        piece.tile_end = narrow(unit.tile_begin + end);
+        piece.cost = narrow(unit.cost * (end - begin) / num_tiles);
         if (part == 0) {
           plan_.units[u] = piece;
         } else {
@@ -82,17 +177,26 @@ class Planner {
         }
       }
       for (std::size_t i = 0; i < unit.num_tokens; ++i) {
-        AttentionToken& token = plan_.tokens[plan_.unit_tokens[unit.token_begin + i]];
-        token.num_units = narrow(num_parts);
-        token.partial = plan_.num_partials;
-        plan_.num_partials += (static_cast<std::size_t>(token.position) / kAttentionTile + 1) * args_.num_heads;
+        plan_.tokens[plan_.unit_tokens[unit.token_begin + i]].num_units += narrow(num_parts - 1);
       }
     }
   }
 
+  // Room for the partial results of tokens with several units. The tokens of a unit all have one, or all have several.
+  void place_partials() {
+    for (AttentionToken& token : plan_.tokens) {
+      if (token.num_units == 1) continue;
+      token.partial = plan_.num_partials;
+      plan_.num_partials += num_tiles_of(token) * args_.num_heads;
+    }
+    for (AttentionUnit& unit : plan_.units)
+      unit.split = plan_.tokens[plan_.unit_tokens[unit.token_begin]].num_units > 1;
+  }
+
   const AttentionArgs& args_;
-  std::size_t num_kv_heads_, num_threads_, group_;
+  std::size_t num_kv_heads_, block_size_, num_threads_, group_;
   bool aligned_;
+  std::vector<ShortSequence> short_;
   AttentionPlan plan_;
 };
 

@@ -1,0 +1,104 @@
+// Sequences that share blocks read them once, and nobody can tell.
+#include "attention_cases.h"
+#include "attention_plan.h"
+
+using namespace foreword;
+using namespace foreword::test;
+
+namespace {
+
+// A sequence that agrees with `other` in its first `prefix` positions.
+Sequence fork(const Shape& shape, const Sequence& other, std::size_t prefix, std::size_t length, unsigned seed) {
+  Sequence sequence(shape, length, seed);
+  const long width = static_cast<long>(prefix * shape.kv_heads * shape.dim);
+  std::copy(other.keys.begin(), other.keys.begin() + width, sequence.keys.begin());
+  std::copy(other.values.begin(), other.values.begin() + width, sequence.values.begin());
+  return sequence;
+}
+
+// Tiles that all units of a step of single tokens read.
+std::size_t tiles_read(const std::vector<std::vector<std::int32_t>>& tables, const std::vector<std::int32_t>& lengths) {
+  std::vector<std::int32_t> flat, starts{0};
+  for (const auto& table : tables) {
+    flat.insert(flat.end(), table.begin(), table.end());
+    starts.push_back(starts.back() + 1);
+  }
+  AttentionArgs args{};
+  args.num_sequences = tables.size();
+  args.num_heads = 3;
+  args.block_tables = flat.data();
+  args.max_blocks = tables[0].size();
+  args.query_start_loc = starts.data();
+  args.context_lens = lengths.data();
+  std::size_t tiles = 0;
+  for (const AttentionUnit& unit : plan_attention(args, {nullptr, nullptr, KvDtype::kF32, 100, 1, 64, 64}, 1).units) {
+    tiles += unit.tile_end - unit.tile_begin;
+  }
+  return tiles;
+}
+
+}  // namespace
+
+TEST(attention_sharing, common_tiles_are_read_once) {  // a tile is two blocks of 64
+  CHECK(tiles_read({{1, 2, 3, 4, 5, 6}}, {384}) == 3);
+  CHECK(tiles_read({{1, 2, 3, 4, 5, 6}, {7, 8, 9, 10, 11, 12}}, {384, 384}) == 6);
+  CHECK(tiles_read({{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 7, 8}}, {384, 384}) == 4);
+  CHECK(tiles_read({{1, 2, 3, 4, 5, 6}, {1, 2, 3, 9, 7, 8}}, {384, 384}) == 5);  // half a tile is not shared
+  CHECK(tiles_read({{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}}, {384, 384}) == 4);  // the last is each one's own
+  CHECK(tiles_read({{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}}, {257, 256}) ==
+        4);  // the second holds the last key of one of them
+  CHECK(tiles_read({{9, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6}}, {384, 384}) == 6);  // same blocks, another start
+  CHECK(tiles_read({{1, 2, 3, 4, 5, 6}, {1, 2, 7, 8, 9, 10}, {1, 2, 7, 8, 11, 12}}, {384, 384, 384}) ==
+        6);  // 1 for all, 2 for the first, 1 for the others, 1 for each of them
+}
+
+TEST(attention_sharing, sequences_that_share_blocks_have_the_bits_they_have_alone) {
+  for (const InstructionSet isa : instruction_sets()) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+      for (const std::size_t block : {16U, 24U}) {
+        const Shape shape{6, 2, 32, block, dtype};
+        // A family tree: b and c leave a at 480, d leaves c at 768, e is c's whole length and more; f has nothing of
+        // theirs.
+        const Sequence a(shape, 1000, 20), b = fork(shape, a, 480, 700, 21), c = fork(shape, a, 480, 900, 22);
+        const Sequence d = fork(shape, c, 768, 1100, 23), e = fork(shape, c, 888, 1400, 24), f(shape, 300, 25);
+        const std::vector<Chunk> chunks{{&a, 999, 1000},
+                                        {&f, 200, 300},
+                                        {&b, 698, 700, 0, 480 / block},
+                                        {&c, 899, 900, 0, 480 / block},
+                                        {&d, 1099, 1100, 3, 768 / block},
+                                        {&e, 1390, 1400, 3, 888 / block},
+                                        {&a, 511, 512, 0, 512 / block},
+                                        {&a, 384, 385, 0, 384 / block}};
+        Context one(1, isa);
+        std::vector<float> expected;
+        for (const Chunk& chunk : chunks) {
+          const std::vector<float> part = attend(one, shape, {{chunk.sequence, chunk.begin, chunk.end}}, 1);
+          expected.insert(expected.end(), part.begin(), part.end());
+        }
+        for (const std::size_t threads : {1U, 2U, 5U}) {
+          Context context(threads, isa);
+          for (unsigned round = 0; round < 3; ++round) check_same(attend(context, shape, chunks, round), expected);
+        }
+      }
+    }
+  }
+}
+
+TEST(attention_sharing, many_streams_over_one_prefix_have_the_bits_they_have_alone) {
+  for (const InstructionSet isa : instruction_sets()) {
+    const Shape shape{9, 3, 64, 16, KvDtype::kF16};
+    const Sequence base(shape, 640, 26);
+    std::vector<Sequence> streams;
+    for (unsigned i = 0; i < 40; ++i) streams.push_back(fork(shape, base, 512, 513 + i * 3, 27 + i));
+    std::vector<Chunk> chunks;
+    std::vector<float> expected;
+    Context one(1, isa), two(2, isa);
+    for (const Sequence& stream : streams) {
+      chunks.push_back({&stream, stream.length - 1, stream.length, 0, 32});
+      const std::vector<float> part = attend(one, shape, {{&stream, stream.length - 1, stream.length}}, 1);
+      expected.insert(expected.end(), part.begin(), part.end());
+    }
+    chunks[0].num_lent = 0;
+    check_same(attend(two, shape, chunks, 5), expected);
+  }
+}
