@@ -9,8 +9,9 @@ from foreword.text.pretokenizers import PRE_TOKENIZERS
 
 
 def pieces(name: str, text: str) -> list[str]:
-    document = {"version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None, "decoder": None}
-    document |= {"pre_tokenizer": PRE_TOKENIZERS[name].chain, "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    rest = {"version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None, "decoder": None}
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    document = {**rest, "pre_tokenizer": PRE_TOKENIZERS[name].chain, "model": model}
     tokenizer = Tokenizer.from_str(json.dumps(document))
     assert tokenizer.pre_tokenizer is not None
     return [piece.replace("Ġ", "_").replace("Ċ", "\n") for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]

@@ -1,7 +1,7 @@
 """Keeps a caller's text from becoming special tokens, by finding out which of them the template itself wrote.
 
 Idea: render with every character of the caller's that special tokens are spelled with replaced by a stand-in, a
-private-use character that occurs nowhere. The special tokens in *that* text are the template's own.
+rare character that occurs nowhere else. The special tokens in *that* text are the template's own.
 Putting the characters back gives the text to tokenise, and the places to cut it.
 
 A template that looks into the text (`'</think>' in content`) may write something else for the stand-ins. So the
@@ -21,7 +21,9 @@ from foreword.core.errors import InvalidRequestError
 from foreword.text.messages import strings_in
 from foreword.text.tokenizer import SpecialMatch, Tokenizer
 
-_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+_RARE_CHARACTERS = range(0x20000, 0x2A6D7)
+"""CJK Extension B: letters without case, which even `repr` writes as they are (private-use characters it doesn't)."""
+
 _WORD = re.compile(r"[A-Za-z0-9_]")
 
 Render = Callable[[Mapping[str, Any]], str]
@@ -63,12 +65,14 @@ class ForgeryGuard:
         return text, cuts
 
     def _stand_ins(self, variables: Mapping[str, Any]) -> dict[int, str]:
-        """Character -> a private-use character that neither the caller nor the template uses."""
+        """Character -> a character that neither the caller nor the template uses."""
         used = set(self._template_characters).union(*map(set, strings_in(dict(variables))))
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+        free = (chr(code) for code in _RARE_CHARACTERS if chr(code) not in used)
         stand_ins = {ord(mark): stand_in for mark, stand_in in zip(sorted(self._marks), free, strict=False)}
         if len(stand_ins) < len(self._marks):
-            raise InvalidRequestError("messages", "text that leaves some private-use characters unused", "all of them")
+            raise InvalidRequestError(
+                "messages", "text that leaves some of 42,711 rare characters unused", "all of them"
+            )
         return stand_ins
 
     def _is_risky(self, text: str) -> bool:

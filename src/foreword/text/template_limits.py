@@ -4,7 +4,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateRuntimeError
 
-MAX_STEPS = 1_000_000
+MAX_STEPS = 500_000
 MIN_CHARACTERS = 4 << 20
 CHARACTERS_PER_INPUT_CHARACTER = 128
 MAX_INTEGER_BITS = 4096

@@ -43,6 +43,7 @@ _ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
     (Macro, frozenset({"name", "arguments"})),
     (Cycler, frozenset({"next", "reset", "current"})),
 )
+_PRINTABLE = (str, int, float, list, tuple, dict, Undefined)
 _REFUSED_NODES = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.Block)
 _INTERCEPTED = frozenset({"+", "*", "**", "%"})
 _SYMBOLS = {"eq": "==", "ne": "!=", "gt": ">", "gteq": ">=", "lt": "<", "lteq": "<=", "in": "in", "notin": "not in"}
@@ -215,5 +216,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 @pass_context
 def _finalize(context: Context, value: Any) -> Any:
-    """Pay for what is written out."""
-    return context.environment.weighed(value)  # type: ignore[attr-defined]
+    """Pay for what is written out, which must be a value and not a piece of machinery."""
+    if not (value is None or isinstance(value, _PRINTABLE)):
+        raise SecurityError(f"a chat template can't write out a {type(value).__name__!r}")
+    environment: Any = context.environment
+    return environment.weighed(value)
