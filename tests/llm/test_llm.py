@@ -129,6 +129,26 @@ def test_naive_loop_gives_the_same_answer(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
+    "question",
+    ["Count from 90 to 120.", "Write a Python function that adds two numbers.", "Answer with five emoji.", "Write 3.14159"],
+)
+def test_the_next_turn_hits_through_the_end_of_the_last_answer(llm: LLM, question: str) -> None:
+    messages = [{"role": "user", "content": question}]
+    first = llm.chat(messages, SamplingParams(temperature=0.9, seed=3, max_tokens=60))[0]
+    output = first.outputs[0]
+
+    messages += [{"role": "assistant", "content": output.text}, {"role": "user", "content": "And then?"}]
+    second = llm.chat(messages, greedy(1))[0]
+
+    through = first.prompt_token_ids + output.token_ids
+    if llm.tokenizer.is_special(through[-1]):
+        through = through[:-1]
+    assert second.prompt_token_ids[: len(through)] == through
+    # K and V of the newest token are written by the step after it, which an answer's last token never sees.
+    assert second.num_cached_tokens >= len(through) - 1
+
+
+@pytest.mark.parametrize(
     ("prompts", "field"),
     [
         ("", "prompt"),

@@ -17,6 +17,7 @@ from foreword.llm.prompts import as_prompt_list, prompt_token_ids
 from foreword.models.registry import open_model_files
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.loading import load_text
+from foreword.text.turns import TurnMemory
 
 Message = Mapping[str, object]
 
@@ -49,6 +50,7 @@ class LLM:
         self.options = _options(options)
         with open_model_files(model) as files:
             self.tokenizer, self._chat_template = load_text(files)
+            self._turns = TurnMemory(self.tokenizer)
             self._engine, self._model, self.summary = load_engine(files, self.tokenizer.vocab_size, self.options)
         self._request_numbers = count()
 
@@ -141,7 +143,7 @@ class LLM:
             raise InvalidRequestError("messages", 'a list of {"role", "content"}', messages)
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         template = self.chat_template
-        return [{"prompt_token_ids": template.encode(c, tools=tools)} for c in conversations]
+        return [{"prompt_token_ids": self._turns.splice(template.encode(c, tools=tools))} for c in conversations]
 
     def _start(
         self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None
@@ -163,6 +165,7 @@ class _Run:
 
     def __init__(self, llm: LLM, prompts: list[object], params: list[SamplingParams]) -> None:
         self._engine = llm._engine
+        self._turns = llm._turns
         self._eos = frozenset(llm.tokenizer.eos_token_ids)
         self._params = params
         self.outputs: list[RequestOutput] = []
@@ -188,7 +191,11 @@ class _Run:
                         continue
                     index, tracker = self._trackers[step.request_id]
                     generated += len(step.new_tokens)
-                    yield tracker.apply(step, index)
+                    delta = tracker.apply(step, index)
+                    if delta.finish_reason is not None:
+                        ended = tracker.output.outputs[delta.index]
+                        self._turns.remember(tracker.output.prompt_token_ids, ended.token_ids)
+                    yield delta
                 self._feed(waiting)
                 if progress is not None:
                     done = sum(output.finished for output in self.outputs)
