@@ -14,6 +14,8 @@ namespace foreword::bindings {
 namespace {
 
 using OptionalVector = std::optional<Vector<const float>>;
+using PartTuple = nb::typed<nb::tuple, nb::str, nb::int_, nb::int_, Vector<const std::uint8_t>,
+                            std::optional<Vector<const std::int32_t>>>;
 
 constexpr std::pair<std::string_view, SourceFormat> kFormats[] = {
     {"F32", SourceFormat::kF32},   {"F16", SourceFormat::kF16},   {"BF16", SourceFormat::kBf16},
@@ -78,7 +80,7 @@ HeldSource read_part(std::size_t index, nb::handle object) {
   return held;
 }
 
-PackedMatrix pack_matrix(Context& context, nb::list parts) {
+PackedMatrix pack_matrix(Context& context, const nb::typed<nb::list, PartTuple>& parts) {
   std::vector<HeldSource> held;
   held.reserve(parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) held.push_back(read_part(i, parts[i]));

@@ -11,6 +11,10 @@ namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+template <class T>
+using Array = nb::ndarray<nb::numpy, T>;
+using TopLogprobs = nb::typed<nb::tuple, Array<float>, Array<std::int32_t>, Array<std::int32_t>, Array<float>>;
+
 std::string text(std::size_t value) {
   return std::to_string(value);
 }
@@ -24,7 +28,7 @@ struct Filled {
     data = std::make_unique<T[]>(size);
   }
 
-  nb::ndarray<nb::numpy, T> release() {
+  Array<T> release() {
     T* const raw = data.release();
     nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
     return {raw, shape.size(), shape.data(), owner};
@@ -40,11 +44,11 @@ void check_logits(const Logits& logits) {
   }
 }
 
-nb::object bound_sample(Context& context, const Logits& logits, const Vector<const float>& temperature,
-                        const Vector<const std::int32_t>& top_k, const Vector<const float>& top_p,
-                        const Vector<const float>& min_p, const Vector<const std::uint64_t>& seed,
-                        const Vector<const std::uint32_t>& sequence_index,
-                        const Vector<const std::uint32_t>& position) {
+Array<std::int32_t> bound_sample(Context& context, const Logits& logits, const Vector<const float>& temperature,
+                                 const Vector<const std::int32_t>& top_k, const Vector<const float>& top_p,
+                                 const Vector<const float>& min_p, const Vector<const std::uint64_t>& seed,
+                                 const Vector<const std::uint32_t>& sequence_index,
+                                 const Vector<const std::uint32_t>& position) {
   check_logits(logits);
   const std::size_t num_rows = logits.shape(0);
   require_size("temperature", "rows", num_rows, temperature.shape(0));
@@ -71,11 +75,11 @@ nb::object bound_sample(Context& context, const Logits& logits, const Vector<con
     nb::gil_scoped_release release;
     sample(context, logits.data(), num_rows, logits.shape(1), rows.data(), tokens.data.get());
   }
-  return nb::cast(tokens.release());
+  return tokens.release();
 }
 
-nb::tuple bound_top_logprobs(Context& context, const Logits& logits, const Vector<const std::int32_t>& token_ids,
-                             std::int64_t k) {
+TopLogprobs bound_top_logprobs(Context& context, const Logits& logits, const Vector<const std::int32_t>& token_ids,
+                               std::int64_t k) {
   check_logits(logits);
   const std::size_t num_rows = logits.shape(0), vocab_size = logits.shape(1);
   require_size("token_ids", "rows", num_rows, token_ids.shape(0));
@@ -94,7 +98,7 @@ nb::tuple bound_top_logprobs(Context& context, const Logits& logits, const Vecto
     top_logprobs(context, logits.data(), num_rows, vocab_size, tokens.data(), num_top, chosen.data.get(),
                  ranks.data.get(), ids.data.get(), top.data.get());
   }
-  return nb::make_tuple(chosen.release(), ranks.release(), ids.release(), top.release());
+  return TopLogprobs(nb::make_tuple(chosen.release(), ranks.release(), ids.release(), top.release()));
 }
 
 auto array(const char* name) {

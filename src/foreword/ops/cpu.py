@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-
 from foreword import _native
 from foreword.ops.backend import F32, I32, AttentionBatch, KVArray, PackedMatrix, SamplingBatch, TopLogprobs
 from foreword.ops.raw_tensor import MatrixPart
@@ -13,7 +12,7 @@ class CpuBackend:
 
     `instruction_set` is `auto` (the best this machine has), `avx2` or `scalar`.
 
-    Raises
+    Raises:
         ValueError: no such instruction set here, or `num_threads` is not from 1 to 256.
     """
 
@@ -31,7 +30,7 @@ class CpuBackend:
 
     def embed(self, table: PackedMatrix, token_ids: I32, out: F32) -> None:
         """See `Backend.embed`."""
-        _native.embed(self._context, table, token_ids, out)
+        _native.embed(self._context, _own(table), token_ids, out)
 
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
         """See `Backend.rms_norm`."""
@@ -41,19 +40,19 @@ class CpuBackend:
         self, x: F32, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None, accumulate: bool = False
     ) -> None:
         """See `Backend.linear`."""
-        _native.linear(self._context, x, matrix, out, bias, accumulate)
+        _native.linear(self._context, x, _own(matrix), out, bias, accumulate)
 
     def norm_linear(
         self, x: F32, norm_weight: F32, eps: float, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None
     ) -> None:
         """See `Backend.norm_linear`."""
-        _native.norm_linear(self._context, x, norm_weight, eps, matrix, out, bias)
+        _native.norm_linear(self._context, x, norm_weight, eps, _own(matrix), out, bias)
 
     def swiglu_linear(
         self, gate_up: F32, matrix: PackedMatrix, out: F32, *, bias: F32 | None = None, accumulate: bool = False
     ) -> None:
         """See `Backend.swiglu_linear`."""
-        _native.swiglu_linear(self._context, gate_up, matrix, out, bias, accumulate)
+        _native.swiglu_linear(self._context, gate_up, _own(matrix), out, bias, accumulate)
 
     def rope_store_kv(
         self,
@@ -123,3 +122,9 @@ class CpuBackend:
 def available_instruction_sets() -> tuple[str, ...]:
     """Instruction sets this build carries and this machine can run, best first."""
     return tuple(_native.available_instruction_sets())
+
+
+def _own(matrix: PackedMatrix) -> _native.PackedMatrix:
+    if not isinstance(matrix, _native.PackedMatrix):
+        raise ValueError(f"matrix: expected one packed by the cpu backend, got {type(matrix).__name__}")
+    return matrix
