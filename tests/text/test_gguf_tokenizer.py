@@ -134,6 +134,29 @@ def test_tokens_written_alike_are_tolerated() -> None:
     assert tokenizer.encode("hello", add_special_tokens=False) == [COUNT - 1]
 
 
+@pytest.mark.parametrize("tokens", [["<" + "x" * 600 + ">"], [f"<unused{i:020}>" for i in range(12_000)]])
+def test_special_tokens_without_measure_are_refused(tokens: list[str]) -> None:
+    metadata = byte_level_metadata(tokens=TOKENS + tokens, token_type=[1] * COUNT + [3] * len(tokens))
+
+    with pytest.raises(ModelFormatError, match=r"model\.gguf: special tokens: "):
+        Tokenizer.from_gguf(metadata, source="model.gguf")
+
+
+def test_a_vocabulary_without_measure_is_refused() -> None:
+    check_refused(byte_level_metadata(tokens=[*TOKENS, *["x" * 60_000] * 300], token_type=None), "tokens")
+
+
+def test_long_sentencepiece_tokens_cost_no_more_than_their_length() -> None:
+    metadata = sentencepiece_metadata()
+    metadata["tokenizer.ggml.tokens"] += ["a" * 60_000 + str(i) for i in range(200)]
+    metadata["tokenizer.ggml.scores"] += [-9.0] * 200
+    metadata["tokenizer.ggml.token_type"] += [1] * 200
+    start = time.process_time()
+
+    assert Tokenizer.from_gguf(metadata).vocab_size == len(metadata["tokenizer.ggml.tokens"])
+    assert time.process_time() - start < 5.0
+
+
 FIELDS = ["model", "pre", "tokens", "token_type", "merges", "scores", "bos_token_id", "eos_token_id", "add_bos_token"]
 VALUES = st.one_of(
     st.none(),

@@ -1,6 +1,7 @@
 """How named tokenizers cut text; expectations follow from their published patterns."""
 
 import json
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -9,7 +10,13 @@ from foreword.text.pretokenizers import PRE_TOKENIZERS
 
 
 def pieces(name: str, text: str) -> list[str]:
-    rest = {"version": "1.0", "added_tokens": [], "normalizer": None, "post_processor": None, "decoder": None}
+    rest: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "post_processor": None,
+        "decoder": None,
+    }
     model = {"type": "BPE", "vocab": {}, "merges": []}
     document = {**rest, "pre_tokenizer": PRE_TOKENIZERS[name].chain, "model": model}
     tokenizer = Tokenizer.from_str(json.dumps(document))

@@ -12,6 +12,7 @@ from foreword.text.tokenizer_spec import (
     MAX_MERGES,
     MAX_TOKEN_CHARS,
     MAX_TOKENS,
+    MAX_VOCABULARY_CHARS,
     SPECIAL_KINDS,
     Json,
     TokenizerSpec,
@@ -20,6 +21,7 @@ from foreword.text.tokenizer_spec import (
 
 _PREFIX = "tokenizer.ggml."
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_MAX_MERGED_CHARS = 256  # longer tokens are not made by merging; SentencePiece trains none above 16 unless told to
 _MERGEABLE = frozenset({TokenKind.NORMAL})
 
 
@@ -94,9 +96,10 @@ def spec_from_gguf(metadata: Mapping[str, Any], source: str) -> TokenizerSpec:
     tokens = fields.texts("tokens", MAX_TOKENS)
     if not tokens:
         raise fields.fault("tokens", "no vocabulary")
-    longest = max(map(len, tokens))
-    if longest > MAX_TOKEN_CHARS:
-        raise fields.fault("tokens", f"a token of {longest} characters; at most {MAX_TOKEN_CHARS} are accepted")
+    longest, total = max(map(len, tokens)), sum(map(len, tokens))
+    if longest > MAX_TOKEN_CHARS or total > MAX_VOCABULARY_CHARS:
+        limits = f"at most {MAX_TOKEN_CHARS} in one token and {MAX_VOCABULARY_CHARS} in all are accepted"
+        raise fields.fault("tokens", f"{longest} characters in one token, {total} in all; {limits}")
     kinds = _kinds(fields, len(tokens))
     return _byte_level(fields, tokens, kinds) if model == "gpt2" else _sentencepiece(fields, tokens, kinds)
 
@@ -197,7 +200,7 @@ def _scored_merges(tokens: list[str], kinds: bytes, scores: Sequence[float]) -> 
     mergeable = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind in _MERGEABLE}
     ranked = []
     for token, index in mergeable.items():
-        for middle in range(1, len(token)):
+        for middle in range(1, min(len(token), _MAX_MERGED_CHARS)):
             left, right = token[:middle], token[middle:]
             if left in mergeable and right in mergeable:
                 ranked.append((-scores[index], index, left, right))

@@ -15,7 +15,16 @@ from tokenizers.models import BPE
 from foreword.core.errors import InvalidRequestError, ModelFormatError
 from foreword.text.gguf_tokenizer import spec_from_gguf
 from foreword.text.json_tokenizer import spec_from_json
-from foreword.text.tokenizer_spec import ATOM_KINDS, SPECIAL_KINDS, Json, MatchFlags, TokenizerSpec, TokenKind
+from foreword.text.tokenizer_spec import (
+    ATOM_KINDS,
+    MAX_ATOM_CHARS,
+    MAX_ATOMS_CHARS,
+    SPECIAL_KINDS,
+    Json,
+    MatchFlags,
+    TokenizerSpec,
+    TokenKind,
+)
 
 
 class SpecialMatch(NamedTuple):
@@ -41,6 +50,7 @@ class Tokenizer:
         self._first = _build_pipeline(spec, spec.first, model)
         self._inner = self._first if spec.inner == spec.first else _build_pipeline(spec, spec.inner, model)
         atoms = {spec.tokens[i]: i for i, kind in enumerate(spec.kinds) if kind in ATOM_KINDS and spec.tokens[i]}
+        _check_atoms(spec.source, atoms)
         self._atom_ids = atoms
         self._user_pattern = _alternatives(text for text, i in atoms.items() if i not in self._special)
         self._atom_pattern = _alternatives(atoms)
@@ -275,6 +285,14 @@ def _is_word(character: str) -> bool:
 def _is_space(character: str) -> bool:
     r"""As `\s` in the library's patterns; Python counts four control characters more."""
     return character.isspace() and character not in "\x1c\x1d\x1e\x1f"
+
+
+def _check_atoms(source: str, texts: Iterable[str]) -> None:
+    """Patterns are built of these texts, so there is a limit to them."""
+    lengths = list(map(len, texts))
+    if max(lengths, default=0) > MAX_ATOM_CHARS or sum(lengths) > MAX_ATOMS_CHARS:
+        limits = f"at most {MAX_ATOM_CHARS} in one and {MAX_ATOMS_CHARS} in all are accepted"
+        raise ModelFormatError(source, "special tokens", f"{sum(lengths)} characters in {len(lengths)}; {limits}")
 
 
 def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:

@@ -8,6 +8,9 @@ from typing import Any, Literal
 MAX_TOKENS = 1 << 21
 MAX_MERGES = 1 << 22
 MAX_TOKEN_CHARS = 1 << 16
+MAX_VOCABULARY_CHARS = 1 << 24
+MAX_ATOM_CHARS = 512  # of one special or user-defined token
+MAX_ATOMS_CHARS = 1 << 18  # of all of them
 
 Json = dict[str, Any]
 """One component of the `tokenizers` library in the form its own files use."""
