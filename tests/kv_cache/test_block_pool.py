@@ -37,7 +37,7 @@ def test_a_free_block_can_be_neither_acquired_nor_published_nor_withdrawn() -> N
 
     operations: list[Callable[[], None]] = [
         lambda: pool.acquire([0]),
-        lambda: pool.publish(0),
+        lambda: pool.publish([0]),
         lambda: pool.withdraw(0),
     ]
     for operation in operations:
@@ -51,7 +51,7 @@ def test_the_block_released_last_is_reused_first_and_findable_ones_are_kept() ->
     pool = BlockPool(3)
     blocks = pool.allocate(3)
     assert blocks is not None
-    pool.publish(blocks[1])
+    pool.publish([blocks[1]])
 
     pool.release(blocks)
 
@@ -112,7 +112,7 @@ class PoolMachine(RuleBasedStateMachine):
             "publish": held and not findable,
             "withdraw": findable,
         }[operation]
-        argument = BlockId(block) if operation in ("publish", "withdraw") else [BlockId(block)]
+        argument = BlockId(block) if operation == "withdraw" else [BlockId(block)]
         if not allowed:
             with pytest.raises(InvariantError):
                 getattr(self.pool, operation)(argument)

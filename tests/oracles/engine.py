@@ -8,6 +8,7 @@ from foreword.core.outputs import SchedulerOutput, SequenceStep
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Request, Sequence
 from foreword.core.types import RequestId, SequenceId, TokenId
+from foreword.kv_cache.events import EventLog
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.scheduler import Scheduler
 from tests.oracles.simulated_model import SimulatedRunner
@@ -20,11 +21,15 @@ def make_request(
     params: SamplingParams,
     *,
     namespace: bytes = b"",
+    tenant: bytes = b"",
+    prefill_only: bool = False,
     eos_token_ids: frozenset[TokenId] = frozenset(),
 ) -> Request:
     """A request with its `n` sequences, numbered from `first_id`."""
     tokens = tuple(TokenId(token) for token in prompt)
-    request = Request(RequestId(name), tokens, params, eos_token_ids, namespace)
+    request = Request(
+        RequestId(name), tokens, params, eos_token_ids, namespace, tenant=tenant, prefill_only=prefill_only
+    )
     request.sequences = [
         Sequence(SequenceId(first_id + i), request.request_id, i, list(tokens), len(tokens), params, seed=0)
         for i in range(params.n)
@@ -35,8 +40,9 @@ def make_request(
 class SimulatedEngine:
     """Adds, aborts and steps, as the engine does, and checks every invariant after every step."""
 
-    def __init__(self, cache: CacheConfig, config: SchedulerConfig, manager: KVCacheManager | None = None) -> None:
-        self.manager = manager or KVCacheManager(cache)
+    def __init__(self, cache: CacheConfig, config: SchedulerConfig) -> None:
+        self.events = EventLog()
+        self.manager = KVCacheManager(cache, self.events)
         self.scheduler = Scheduler(config, self.manager)
         self.runner = SimulatedRunner(cache.num_blocks, cache.block_size)
         self.requests: dict[str, Request] = {}
@@ -45,7 +51,14 @@ class SimulatedEngine:
         self._next_id = 0
 
     def add(
-        self, prompt: SequenceABC[int], *, namespace: bytes = b"", eos: SequenceABC[int] = (), **params: object
+        self,
+        prompt: SequenceABC[int],
+        *,
+        namespace: bytes = b"",
+        tenant: bytes = b"",
+        prefill_only: bool = False,
+        eos: SequenceABC[int] = (),
+        **params: object,
     ) -> Request:
         """Queue a request of `prompt` and return it."""
         settings = SamplingParams(**{"ignore_eos": not eos, **params})  # type: ignore[arg-type]
@@ -55,6 +68,8 @@ class SimulatedEngine:
             prompt,
             settings,
             namespace=namespace,
+            tenant=tenant,
+            prefill_only=prefill_only,
             eos_token_ids=frozenset(TokenId(token) for token in eos),
         )
         self.scheduler.add(request)
@@ -62,6 +77,7 @@ class SimulatedEngine:
         self.requests[request.request_id] = request
         for sequence in request.sequences:
             self.runner.start(sequence.sequence_id, namespace, sequence.index, request.prompt_token_ids)
+            self.runner.silent |= {sequence.sequence_id} if prefill_only else set()
         return request
 
     def schedule(self) -> SchedulerOutput | None:

@@ -15,16 +15,6 @@ from foreword.core.types import SequenceId, TokenId
 GARBAGE = b"garbage"
 
 
-def chain(namespace: bytes, token_ids: SequenceABC[int]) -> list[bytes]:
-    """The K/V row of each token."""
-    digest = hashlib.blake2b(namespace, digest_size=8)
-    rows = []
-    for token in token_ids:
-        digest.update(int(token).to_bytes(4, "little"))
-        rows.append(digest.digest())
-    return rows
-
-
 def next_token(row: bytes, index: int, vocab_size: int) -> TokenId:
     """The token drawn after `row` by the sequence at `index` of its request."""
     return TokenId(int.from_bytes(hashlib.blake2b(row, salt=bytes([index]), digest_size=8).digest()) % vocab_size)
@@ -34,10 +24,14 @@ def sequential_generate(
     namespace: bytes, prompt: SequenceABC[int], num_tokens: int, index: int, vocab_size: int
 ) -> list[TokenId]:
     """Generate one token after the other with no cache, no batch and no blocks."""
-    tokens = [TokenId(token) for token in prompt]
+    digest = hashlib.blake2b(namespace, digest_size=8)
+    tokens: list[TokenId] = []
+    for token in prompt:
+        digest.update(int(token).to_bytes(4, "little"))
     for _ in range(num_tokens):
-        tokens.append(next_token(chain(namespace, tokens)[-1], index, vocab_size))
-    return tokens[len(prompt) :]
+        tokens.append(next_token(digest.digest(), index, vocab_size))
+        digest.update(tokens[-1].to_bytes(4, "little"))
+    return tokens
 
 
 class SimulatedRunner:
@@ -46,53 +40,61 @@ class SimulatedRunner:
     def __init__(self, num_blocks: int, block_size: int, vocab_size: int = 7) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self.rows = [GARBAGE] * (num_blocks * block_size)
-        self.namespaces: dict[SequenceId, bytes] = {}
-        self.indices: dict[SequenceId, int] = {}
-        self.pasts: dict[SequenceId, list[TokenId]] = {}
+        self.blocks = [[GARBAGE] * block_size for _ in range(num_blocks)]
+        self.silent: set[SequenceId] = set()  # draw nothing
+        self._pasts: dict[SequenceId, _Past] = {}
 
     def start(self, sequence_id: SequenceId, namespace: bytes, index: int, prompt: SequenceABC[TokenId]) -> None:
         """Learn of a sequence, independently of what the scheduler says about it."""
-        self.namespaces[sequence_id] = namespace
-        self.indices[sequence_id] = index
-        self.pasts[sequence_id] = list(prompt)
+        self._pasts[sequence_id] = _Past(namespace, index, list(prompt))
 
     def run(self, output: SchedulerOutput) -> dict[SequenceId, SampledToken]:
         """Execute one step; raises AssertionError when a row that is read is not what it must be."""
-        size = self.block_size
         for block in output.fresh_blocks:
-            self.rows[block * size : (block + 1) * size] = [GARBAGE] * size
-        sources = [self.rows[copy.source * size : (copy.source + 1) * size] for copy in output.copies]
+            self.blocks[block] = [GARBAGE] * self.block_size
+        sources = [list(self.blocks[copy.source]) for copy in output.copies]
         for copy, rows in zip(output.copies, sources, strict=True):
-            self.rows[copy.destination * size : (copy.destination + 1) * size] = rows
-        written: set[int] = set()
+            self.blocks[copy.destination] = rows
+        written: set[tuple[int, int]] = set()
         for scheduled in output.sequences:
-            past = self.pasts[scheduled.sequence_id]
+            past = self._pasts[scheduled.sequence_id]
             end = scheduled.start + len(scheduled.token_ids)
-            assert scheduled.token_ids == past[scheduled.start : end]
-            truth = chain(self.namespaces[scheduled.sequence_id], past[:end])
+            assert scheduled.token_ids == past.tokens[scheduled.start : end]
             for position in range(scheduled.start, end):
-                slot = self._slot(scheduled.block_table, position)
+                slot = (scheduled.block_table[position // self.block_size], position % self.block_size)
                 assert slot not in written, "two tokens are written to one slot in one step"
                 written.add(slot)
-                self.rows[slot] = truth[position]
+                self.blocks[slot[0]][slot[1]] = past.rows()[position]
         return self._attend_and_sample(output)
 
     def _attend_and_sample(self, output: SchedulerOutput) -> dict[SequenceId, SampledToken]:
         sampled = {}
         for scheduled in output.sequences:
-            past = self.pasts[scheduled.sequence_id]
+            past = self._pasts[scheduled.sequence_id]
             end = scheduled.start + len(scheduled.token_ids)
-            truth = chain(self.namespaces[scheduled.sequence_id], past[:end])
-            for position in range(end):
-                row = self.rows[self._slot(scheduled.block_table, position)]
-                assert row == truth[position], f"position {position} of sequence {scheduled.sequence_id} is wrong"
-            assert scheduled.samples == (end == len(past))
+            for begin in range(0, end, self.block_size):
+                wanted = past.rows()[begin : min(end, begin + self.block_size)]
+                rows = self.blocks[scheduled.block_table[begin // self.block_size]]
+                assert rows[: len(wanted)] == wanted, f"sequence {scheduled.sequence_id} reads wrong rows at {begin}"
+            assert scheduled.samples == (end == len(past.tokens) and scheduled.sequence_id not in self.silent)
             if scheduled.samples:
-                token = next_token(truth[-1], self.indices[scheduled.sequence_id], self.vocab_size)
-                past.append(token)
+                token = next_token(past.rows()[-1], past.index, self.vocab_size)
+                past.tokens.append(token)
                 sampled[scheduled.sequence_id] = SampledToken(token)
         return sampled
 
-    def _slot(self, block_table: SequenceABC[int], position: int) -> int:
-        return block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+class _Past:
+    """A sequence's tokens, and the rows they must have, digested once each."""
+
+    def __init__(self, namespace: bytes, index: int, tokens: list[TokenId]) -> None:
+        self.index = index
+        self.tokens = tokens
+        self._digest = hashlib.blake2b(namespace, digest_size=8)
+        self._rows: list[bytes] = []
+
+    def rows(self) -> list[bytes]:
+        for token in self.tokens[len(self._rows) :]:
+            self._digest.update(int(token).to_bytes(4, "little"))
+            self._rows.append(self._digest.digest())
+        return self._rows

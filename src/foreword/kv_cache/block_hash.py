@@ -20,7 +20,7 @@ LAYOUT_VERSION = 1
 """Raised whenever the bytes of a block come to mean something else."""
 
 
-def _framed(tag: str, value: bytes) -> bytes:
+def _framed(tag: str, value: bytes | bytearray) -> bytes:
     name = tag.encode()
     return len(name).to_bytes(2, "little") + name + len(value).to_bytes(8, "little") + value
 
@@ -68,21 +68,30 @@ def namespace_hash(namespace: bytes) -> BlockHash:
 
 def block_hash(parent: BlockHash, packed_tokens: bytes, media: tuple[tuple[int, bytes], ...] = ()) -> BlockHash:
     """Hash of one whole block: `packed_tokens` are native int32, `media` are offsets in the block with digests."""
-    if sys.byteorder == "big":
-        swapped = array("i", packed_tokens)
-        swapped.byteswap()
-        packed_tokens = swapped.tobytes()
-    framed = [parent, _framed("block", packed_tokens)]
+    framed = [parent, _framed("block", _little_endian(packed_tokens))]
     framed.extend(_framed("media", offset.to_bytes(4, "little") + digest) for offset, digest in media)
     return BlockHash(hashlib.sha256(b"".join(framed)).digest())
 
 
 def extend_hashes(path: TokenPath, num_blocks: int, block_size: int) -> list[BlockHash]:
-    """Chained hashes of the first `num_blocks` whole blocks, kept with the path. Cost: O(blocks not hashed yet)."""
+    """Chained hashes of at least the first `num_blocks` whole blocks, kept with the path.
+
+    Cost: O(blocks not hashed yet).
+    """
     hashes = path.hashes
-    parent = hashes[-1] if hashes else namespace_hash(path.namespace)
+    parent: bytes = hashes[-1] if hashes else namespace_hash(path.namespace)
     size = block_size * TOKEN_BYTES
-    for index in range(len(hashes), num_blocks):
-        parent = block_hash(parent, bytes(path.packed[index * size : (index + 1) * size]))
-        hashes.append(parent)
-    return hashes[:num_blocks] if len(hashes) > num_blocks else hashes
+    head = _framed("block", bytes(size))[:-size]  # the same for every whole block
+    sha256 = hashlib.sha256
+    for start in range(len(hashes) * size, num_blocks * size, size):
+        parent = sha256(parent + head + _little_endian(path.packed[start : start + size])).digest()
+        hashes.append(BlockHash(parent))
+    return hashes
+
+
+def _little_endian(packed: bytes | bytearray) -> bytes | bytearray:
+    if sys.byteorder == "little":
+        return packed
+    swapped = array("i", bytes(packed))
+    swapped.byteswap()
+    return swapped.tobytes()

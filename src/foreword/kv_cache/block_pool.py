@@ -105,15 +105,17 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
-    def publish(self, block: int) -> None:
-        """Declare that an index refers to the block.
+    def publish(self, blocks: Iterable[int]) -> None:
+        """Declare that an index refers to each block.
 
         Raises:
-            InvariantError: nobody holds the block, or it is already findable; nothing changed.
+            InvariantError: nobody holds a block, or it is findable already; those before it are published.
         """
-        if self._findable[block] or self._ref_counts[block] == 0:
-            raise InvariantError(f"block {block} is free or already findable")
-        self._findable[block] = 1
+        ref_counts, findable = self._ref_counts, self._findable
+        for block in blocks:
+            if findable[block] or ref_counts[block] == 0:
+                raise InvariantError(f"block {block} is free or already findable")
+            findable[block] = 1
 
     def withdraw(self, block: int) -> None:
         """Declare that no index refers to the block any longer; with no holder its content is dropped.

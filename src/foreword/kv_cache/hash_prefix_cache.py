@@ -6,6 +6,7 @@ costs a miss and never a wrong answer: the block that came first keeps the hash.
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from foreword.core.config import CacheConfig
 from foreword.core.errors import InvariantError
@@ -145,6 +146,10 @@ class HashPrefixCache:
         key = extend_hashes(path, matched + 1, self._block_size)[matched][: self._num_hash_bytes]
         return MissReport(depth, self._departed.get(key, MissCause.NEVER_SEEN), token_at(path.packed, depth))
 
+    def stored_hashes(self) -> Iterator[BlockHash]:
+        """Hashes of all blocks stored, in no order. Cost: O(blocks)."""
+        return (entry.hash for entry in self._entries.values())
+
     def check_invariants(self) -> None:
         """Check every entry, and that exactly the pool's findable blocks are stored.
 
@@ -190,7 +195,7 @@ class HashPrefixCache:
                 end = index  # a collision: the block that came first keeps the hash
                 break
             entry = HashedBlock(last, self._tokens(path, index), path.hashes[index], blocks[index], domain)
-            self._pool.publish(entry.block)
+            self._pool.publish([entry.block])
             self._entries[key] = entry
             if last is not None:
                 last.num_children += 1

@@ -24,7 +24,7 @@ from foreword.kv_cache.block_hash import extend_hashes
 from foreword.kv_cache.block_pool import BlockPool
 from foreword.kv_cache.events import AllBlocksCleared, BlockRemoved, EventLog, stored_event
 from foreword.kv_cache.explain import MissCause, MissReport
-from foreword.kv_cache.prefix_cache import TOKEN_BYTES, Insertion, PrefixMatch, TokenPath
+from foreword.kv_cache.prefix_cache import TOKEN_BYTES, BlockHash, Insertion, PrefixMatch, TokenPath
 from foreword.kv_cache.radix_node import RadixNode
 from foreword.kv_cache.retained import Domain
 from foreword.kv_cache.retention import Retention
@@ -139,6 +139,11 @@ class RadixPrefixCache:
             return MissReport(depth, MissCause.CHANGED, wanted, next(reversed(node.children)))
         return MissReport(depth, self._cause_elsewhere(path, limit) if not depth else MissCause.NEVER_SEEN, wanted)
 
+    def stored_hashes(self) -> Iterator[BlockHash]:
+        """Hashes of all whole blocks stored, in no order; empty unless events are kept. Cost: O(blocks)."""
+        for node in self._nodes():
+            yield from node.hashes
+
     def check_invariants(self) -> None:
         """Check every node, and that exactly the pool's findable blocks are stored.
 
@@ -198,8 +203,7 @@ class RadixPrefixCache:
         if node is not parent:
             parent.add_child(node)
         added = blocks[depth // self._block_size : -(-num_tokens // self._block_size)]
-        for block in added:
-            self._pool.publish(block)
+        self._pool.publish(added)
         node.blocks.extend(added)
         self._retention.stored(node, len(added))
         self._tell_stored(path, node, depth, num_tokens)

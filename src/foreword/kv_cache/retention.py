@@ -25,7 +25,8 @@ class Retention(Generic[EntryT]):
     """
 
     def __init__(self, config: CacheConfig, is_candidate: Callable[[EntryT], bool]) -> None:
-        self.policy = POLICIES[config.retention](config.num_blocks)
+        self._config = config
+        self._policy = POLICIES[config.retention](config.num_blocks)
         self.hint_budget = int(config.hint_share * config.num_blocks)  # most blocks under a hint
         self.quota = int(config.tenant_share * config.num_blocks) if config.tenant_share < 1 else None
         self.now = 0
@@ -51,13 +52,13 @@ class Retention(Generic[EntryT]):
             entry.stored_at = self.now
         entry.domain.num_blocks += num_blocks
         self.num_hinted_blocks += num_blocks if entry.priority else 0
-        self.policy.stored(entry, num_blocks)
+        self._policy.stored(entry, num_blocks)
 
     def split(self, upper: EntryT, lower: EntryT) -> None:
         """`upper`, new, was cut off the front of `lower`."""
         upper.last_used, upper.num_uses = lower.last_used, lower.num_uses
         upper.stored_at, upper.used_at = lower.stored_at, lower.used_at
-        self.policy.split(upper, lower)
+        self._policy.split(upper, lower)
         if lower.priority:
             upper.priority, upper.expires_at = lower.priority, lower.expires_at
             self._watch_expiry(upper)
@@ -68,7 +69,7 @@ class Retention(Generic[EntryT]):
         entry.last_used = self._serial
         entry.used_at = self.now
         entry.num_uses += 1
-        for fallen in self.policy.used(entry):
+        for fallen in self._policy.used(entry):
             if fallen.stamp:
                 self._push(fallen)
 
@@ -76,13 +77,13 @@ class Retention(Generic[EntryT]):
         """Blocks were withdrawn from the entry's end."""
         entry.domain.num_blocks -= num_blocks
         self.num_hinted_blocks -= num_blocks if entry.priority else 0
-        self.policy.dropped(entry, num_blocks)
+        self._policy.dropped(entry, num_blocks)
 
     def removed(self, entry: EntryT) -> None:
         """The entry, by now without blocks, is gone."""
         entry.stamp = 0
         self._parked.pop(entry, None)
-        self.policy.removed(entry)
+        self._policy.removed(entry)
         if not entry.domain.num_blocks:
             self._domains.pop(entry.domain.tenant, None)
 
@@ -119,7 +120,8 @@ class Retention(Generic[EntryT]):
         return victim
 
     def clear(self) -> None:
-        """Forget every entry."""
+        """Forget every entry, in the policy's own accounts too."""
+        self._policy = POLICIES[self._config.retention](self._config.num_blocks)
         self._queue = VictimQueue()
         self._domains.clear()
         self._expiries.clear()
@@ -130,7 +132,7 @@ class Retention(Generic[EntryT]):
         self._stamp += 1
         entry.stamp = self._stamp
         self._parked.pop(entry, None)
-        place = (entry.priority, self.policy.key(entry), entry.stamp, entry)
+        place = (entry.priority, self._policy.key(entry), entry.stamp, entry)
         self._queue.push(place)
         if self.quota is not None:
             entry.domain.queue.push(place)
@@ -141,7 +143,7 @@ class Retention(Generic[EntryT]):
             if stamp != entry.stamp:
                 continue
             entry.stamp = 0
-            if (priority, key) < (entry.priority, self.policy.key(entry)):
+            if (priority, key) < (entry.priority, self._policy.key(entry)):
                 self._push(entry)
             elif self._is_candidate(entry):  # type: ignore[arg-type]  # only EntryT entries come in
                 return entry  # type: ignore[return-value]

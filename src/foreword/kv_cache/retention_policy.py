@@ -113,7 +113,7 @@ class SegmentedLRU(LeastRecentlyUsed):
     protected segment is bounded; what falls out of it starts again as the newest of the first.
     """
 
-    def __init__(self, capacity: int, protected_share: float = 0.8) -> None:
+    def __init__(self, capacity: int, protected_share: float = 0.2) -> None:
         self._limit = int(capacity * protected_share)
         self._protected: OrderedDict[Retained, None] = OrderedDict()
         self._num_protected_blocks = 0

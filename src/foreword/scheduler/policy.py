@@ -1,5 +1,6 @@
 """Who is admitted first when several wait, and who is preempted when the pool is full."""
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from foreword.core.sequence import Sequence
@@ -8,6 +9,9 @@ from foreword.scheduler.queues import SequenceQueue
 
 MAX_PREEMPTIONS = 3
 """A sequence preempted this often comes back only once its whole length is reserved, and then runs to its end."""
+
+MAX_HIT = 2**62
+"""More than any hit."""
 
 
 def choose_victim(running: Iterable[Sequence], num_exclusive_blocks: Callable[[Sequence], int]) -> Sequence | None:
@@ -42,33 +46,34 @@ class LongestHitFirst:
 
     def arrange(
         self, waiting: SequenceQueue, tenant_of: Callable[[Sequence], bytes], hit_len: Callable[[Sequence], int]
-    ) -> list[Sequence]:
-        """The queue in the order of admission. Cost: one match for each of the first `window` new sequences."""
+    ) -> None:
+        """Put the queue in the order of admission. Cost: one match for each of the first `window` new sequences."""
         order = list(waiting)
         places: dict[bytes, list[int]] = {}
         for place, sequence in enumerate(order[: self._window]):
             if not sequence.num_preemptions and not sequence.num_output_tokens:
                 places.setdefault(tenant_of(sequence), []).append(place)
+        changed = False
         for own in places.values():
             if len(own) > 1:
                 members = sorted((order[place] for place in own), key=lambda s: self._rank(s, hit_len))
                 for place, sequence in zip(own, members, strict=True):
+                    changed = changed or order[place] is not sequence
                     order[place] = sequence
-        return order
+        if changed:  # for good: whoever is overtaken moves to the next place of its tenant, not of another's
+            waiting.reorder(order)
 
     def admitted(self, sequence: Sequence, waiting: SequenceQueue) -> None:
-        """`sequence` is about to leave the queue: those before it were overtaken."""
+        """`sequence` is about to leave the queue: those that came before it and still wait were overtaken."""
         self._overtaken.pop(sequence.sequence_id, None)
-        for other in waiting:
-            if other is sequence:
-                return
-            self._overtaken[other.sequence_id] = self._overtaken.get(other.sequence_id, 0) + 1
+        for other in itertools.islice(waiting, self._window):
+            if other.sequence_id < sequence.sequence_id:
+                self._overtaken[other.sequence_id] = self._overtaken.get(other.sequence_id, 0) + 1
 
     def forget(self, sequence: Sequence) -> None:
         """`sequence` has ended."""
         self._overtaken.pop(sequence.sequence_id, None)
 
-    def _rank(self, sequence: Sequence, hit_len: Callable[[Sequence], int]) -> tuple[bool, int]:
-        if self._overtaken.get(sequence.sequence_id, 0) >= self._max_overtaken:
-            return (False, 0)
-        return (True, -hit_len(sequence))
+    def _rank(self, sequence: Sequence, hit_len: Callable[[Sequence], int]) -> tuple[int, SequenceId]:
+        overdue = self._overtaken.get(sequence.sequence_id, 0) >= self._max_overtaken
+        return (-MAX_HIT if overdue else -hit_len(sequence), sequence.sequence_id)

@@ -1,7 +1,7 @@
 """Who waits and who runs. Both queues keep order and give up any member in O(1)."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from foreword.core.sequence import Sequence
 from foreword.core.types import SequenceId
@@ -35,3 +35,7 @@ class SequenceQueue:
     def discard(self, sequence: Sequence) -> None:
         """Take a sequence out, if it is in."""
         self._members.pop(sequence.sequence_id, None)
+
+    def reorder(self, order: Iterable[Sequence]) -> None:
+        """Put the members, all of which `order` must hold, in a new order. Cost: O(members)."""
+        self._members = OrderedDict((sequence.sequence_id, sequence) for sequence in order)

@@ -15,8 +15,6 @@ No livelock, because
 - whoever waits at the head of the queue for room is not overtaken, so running sequences end and the room comes.
 """
 
-from collections.abc import Iterable
-
 from foreword.core.config import SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError, QueueFullError
 from foreword.core.outputs import SampledToken, SchedulerOutput, SequenceStep
@@ -26,6 +24,7 @@ from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.accounting import SchedulerCounters, account_computed, account_skipped, account_slots
 from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, choose_victim
 from foreword.scheduler.queues import SequenceQueue
+from foreword.scheduler.records import check_sequence, step_of
 from foreword.scheduler.reservations import Reservations
 from foreword.scheduler.starting import Start, find_start, shared_len
 from foreword.scheduler.step_plan import StepPlan
@@ -170,7 +169,7 @@ class Scheduler:
                 steps.append(self._take_token(sequence, sampled[scheduled.sequence_id]))
             elif not self._draws(sequence) and sequence.num_computed_tokens == sequence.num_tokens:
                 self._end(sequence, FinishReason.LENGTH)
-                steps.append(_step(sequence))
+                steps.append(step_of(sequence))
         if self.manager.config.debug:
             self.check_invariants()
         return steps
@@ -197,13 +196,8 @@ class Scheduler:
         self.manager.check_invariants()
         if len(self._waiting) + len(self._running) != len(self._sequences):
             raise InvariantError("a sequence is in no queue, or in two")
-        for sequence in self._running:
-            num_slots = self.manager.block_table(sequence).num_slots
-            if sequence.status is not SequenceStatus.RUNNING or sequence.num_computed_tokens > num_slots:
-                raise InvariantError(f"sequence {sequence.sequence_id} is {sequence.status}, {num_slots} slots")
-        for sequence in self._waiting:
-            if self.manager.holds(sequence) != (sequence.num_computed_tokens > 0):
-                raise InvariantError(f"waiting sequence {sequence.sequence_id} holds blocks it has not computed")
+        for sequence in self._sequences.values():
+            check_sequence(sequence, self.manager, is_running=sequence in self._running)
 
     # -- planning a step -------------------------------------------------------------------------------------------
 
@@ -236,10 +230,13 @@ class Scheduler:
             self._preempt(victim, plan)
 
     def _admit_waiting(self, plan: StepPlan) -> None:
+        if plan.token_budget == 0 or len(self._running) >= self.config.max_num_seqs:
+            return
+        self._arrange_waiting()
         growth = sum(self._reservations.growth(sequence) for sequence in self._running)
         admitted: set[SequenceId] = set()
         num_passed = 0
-        for sequence in self._admission_order():
+        for sequence in self._waiting:
             if plan.token_budget == 0 or len(self._running) >= self.config.max_num_seqs or num_passed == MAX_PASSED:
                 return
             start = self._find_start(sequence, admitted)
@@ -253,16 +250,13 @@ class Scheduler:
             admitted.add(sequence.sequence_id)
             growth += self._reservations.growth(sequence)
 
-    def _admission_order(self) -> Iterable[Sequence]:
-        if len(self._running) >= self.config.max_num_seqs:
-            return ()
-        if self.config.admission_order == "arrival" or self.config.recompute_all or len(self._waiting) < 2:
-            return self._waiting
-        return self._order.arrange(
-            self._waiting,
-            tenant_of=lambda sequence: self._requests[sequence.request_id].tenant,
-            hit_len=lambda sequence: self.manager.match(sequence).num_tokens,
-        )
+    def _arrange_waiting(self) -> None:
+        if self.config.admission_order == "longest_hit" and not self.config.recompute_all and len(self._waiting) > 1:
+            self._order.arrange(
+                self._waiting,
+                tenant_of=lambda sequence: self._requests[sequence.request_id].tenant,
+                hit_len=lambda sequence: self.manager.match(sequence).num_tokens,
+            )
 
     def _find_start(self, sequence: Sequence, admitted: set[SequenceId]) -> Start:
         if self.config.recompute_all:
@@ -376,7 +370,7 @@ class Scheduler:
             self._end(sequence, reason)
         elif self.config.recompute_all:
             sequence.num_computed_tokens = 0
-        return _step(sequence, token)
+        return step_of(sequence, token)
 
     def _draws(self, sequence: Sequence) -> bool:
         return not self._requests[sequence.request_id].prefill_only
@@ -397,18 +391,6 @@ class Scheduler:
         request = self._requests[sequence.request_id]
         if all(sibling.is_finished for sibling in request.sequences):
             del self._requests[sequence.request_id]
-
-
-def _step(sequence: Sequence, *tokens: SampledToken) -> SequenceStep:
-    return SequenceStep(
-        request_id=sequence.request_id,
-        sequence_id=sequence.sequence_id,
-        index=sequence.index,
-        new_tokens=tokens,
-        finish_reason=sequence.finish_reason,
-        usage=sequence.usage,
-        stop_token_id=sequence.stop_token_id,
-    )
 
 
 def _is_far_behind(sequence: Sequence) -> bool:
