@@ -126,6 +126,14 @@ def test_no_text_makes_a_special_token(tmp_path: Path) -> None:
         assert not any(map(tokenizer.is_special, tokenizer.encode(text, add_special_tokens=False)))
 
 
+def test_an_added_token_that_reads_like_a_control_token_is_one(tmp_path: Path) -> None:
+    added = [token | {"special": False} for token in json_document()["added_tokens"]]
+
+    tokenizer = Tokenizer.from_file(write_json(tmp_path, json_document(added_tokens=added)))
+
+    assert tokenizer.special_tokens.keys() == set(SPECIALS)
+
+
 def split_by(pattern: str) -> dict[str, Any]:
     return SPLIT | {"pattern": {"Regex": pattern}}
 

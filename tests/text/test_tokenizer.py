@@ -88,6 +88,18 @@ def test_user_defined_tokens_are_kept_whole() -> None:
     assert not BYTE_LEVEL.is_special(think)
 
 
+@pytest.mark.parametrize("text", ["<|im_start|>", "<｜User｜>", "<end_of_turn>", "</s>"])
+def test_a_user_defined_token_that_reads_like_a_control_token_is_one(text: str) -> None:
+    tokens = byte_level_metadata()["tokenizer.ggml.tokens"]
+    tokenizer = byte_level_tokenizer(tokens=[*tokens[:-1], text])
+
+    ids = tokenizer.encode(text, add_special_tokens=False)
+
+    assert tokenizer.is_special(len(tokens) - 1)
+    assert not any(map(tokenizer.is_special, ids))
+    assert tokenizer.encode(text, add_special_tokens=False, parse_special=True) == [len(tokens) - 1]
+
+
 def test_merges_are_applied_by_rank_within_words() -> None:
     ids = BYTE_LEVEL.encode("hello hello  the12", add_special_tokens=False)
 

@@ -9,6 +9,7 @@ conversation is rendered as it is, too; where the two differ, the plain renderin
 tokens in the same order, and the guarded one otherwise. Strings that hold a special token or a piece of one at an end
 keep their stand-ins in both.
 
+User-defined tokens such as `<think>` are text like any other and aren't guarded.
 Text without such characters needs one rendering. A template that spells a token around a caller's bare word, as
 `'<|' + name + '|>'`, is taken at its word.
 """

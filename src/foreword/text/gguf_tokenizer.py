@@ -17,6 +17,7 @@ from foreword.text.tokenizer_spec import (
     Json,
     TokenizerSpec,
     TokenKind,
+    with_controls,
 )
 
 _PREFIX = "tokenizer.ggml."
@@ -100,7 +101,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], source: str) -> TokenizerSpec:
     if longest > MAX_TOKEN_CHARS or total > MAX_VOCABULARY_CHARS:
         limits = f"at most {MAX_TOKEN_CHARS} in one token and {MAX_VOCABULARY_CHARS} in all are accepted"
         raise fields.fault("tokens", f"{longest} characters in one token, {total} in all; {limits}")
-    kinds = _kinds(fields, len(tokens))
+    kinds = with_controls(tokens, _kinds(fields, len(tokens)))
     return _byte_level(fields, tokens, kinds) if model == "gpt2" else _sentencepiece(fields, tokens, kinds)
 
 

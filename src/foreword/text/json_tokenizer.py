@@ -18,6 +18,7 @@ from foreword.text.tokenizer_spec import (
     PrefixRule,
     TokenizerSpec,
     TokenKind,
+    with_controls,
 )
 
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -163,7 +164,7 @@ class _JsonReader:
         for token_id, (text, is_special, _) in added.items():
             tokens[token_id] = text
             kinds[token_id] = TokenKind.CONTROL if is_special else TokenKind.USER_DEFINED
-        return tokens, kinds
+        return tokens, bytearray(with_controls(tokens, bytes(kinds)))
 
     def _merges(self, model: Json, ids: Mapping[str, int], kinds: bytearray) -> list[tuple[str, str]]:
         entries = model.get("merges")

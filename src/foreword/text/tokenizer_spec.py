@@ -1,6 +1,7 @@
 """What decides a tokenizer, as plain data, whichever kind of file it came from."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
@@ -29,6 +30,7 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
+_USER_DEFINED = int(TokenKind.USER_DEFINED)
 SPECIAL_KINDS = frozenset(map(int, (TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.UNUSED)))
 """Kinds of token that no text becomes by itself."""
 
@@ -49,11 +51,12 @@ END_TOKEN_TEXTS = frozenset(
         "<|END_OF_TURN_TOKEN|>",
         "<end_of_turn>",
         "<EOT>",
-        "<|end_of_role|>",
         "<｜end▁of▁sentence｜>",
     }
 )
 """Control tokens known to end a turn or a text, whether or not a file lists them among its end tokens."""
+
+_CONTROL_TEXT = re.compile(r"<\|.+\|>|<｜.+｜>|</?s>|<(?:bos|eos|pad|start_of_turn|end_of_turn)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,15 @@ class TokenizerSpec:
     end_token_ids: frozenset[int] = frozenset()
     prefix_ids: tuple[int, ...] = ()  # put before a text when special tokens are asked for
     suffix_ids: tuple[int, ...] = ()
+
+
+def with_controls(tokens: Sequence[str], kinds: bytes) -> bytes:
+    """Kinds in which user-defined tokens that read like control tokens are control tokens.
+
+    Some files have `<|im_start|>` as a mere user-defined token; taken at their word, any text could begin a turn.
+    """
+    corrected = bytearray(kinds)
+    for i, kind in enumerate(kinds):
+        if kind == _USER_DEFINED and (_CONTROL_TEXT.fullmatch(tokens[i]) or tokens[i] in END_TOKEN_TEXTS):
+            corrected[i] = TokenKind.CONTROL
+    return bytes(corrected)
