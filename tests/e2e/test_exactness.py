@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.factories import tiny_model
+from tests.oracles.sequential_generate import sequential_logits
 
 from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
 from foreword.core.outputs import SampledToken, SamplingRow
@@ -27,8 +29,6 @@ from foreword.ops.reference import ReferenceBackend
 from foreword.runner.kv_storage import KVStorage
 from foreword.runner.model_runner import ModelRunner
 from foreword.runner.sampler import Sampler
-from tests.factories import tiny_model
-from tests.oracles.sequential_generate import sequential_logits
 
 VOCAB = 64
 WEIGHTS: tuple[WeightDtype, ...] = ("q4", "q8", "f32")

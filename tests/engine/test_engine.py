@@ -2,11 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.factories import tiny_model
+from tests.oracles.sequential_generate import sequential_generate, sequential_logits
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import CapacityError, InvalidRequestError
@@ -19,8 +20,6 @@ from foreword.ops.backend import Backend
 from foreword.ops.cpu import CpuBackend
 from foreword.runner.kv_storage import KVStorage
 from foreword.runner.model_runner import ModelRunner
-from tests.factories import tiny_model
-from tests.oracles.sequential_generate import sequential_generate, sequential_logits
 
 VOCAB = 64
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}

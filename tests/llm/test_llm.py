@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from tests.smollm2 import SMOLLM2, needs_smollm2
 
 from foreword import LLM, InvalidRequestError, SamplingParams
-from tests.smollm2 import SMOLLM2, needs_smollm2
 
 pytestmark = needs_smollm2
 
@@ -130,7 +130,12 @@ def test_naive_loop_gives_the_same_answer(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "question",
-    ["Count from 90 to 120.", "Write a Python function that adds two numbers.", "Answer with five emoji.", "Write 3.14159"],
+    [
+        "Count from 90 to 120.",
+        "Write a Python function that adds two numbers.",
+        "Answer with five emoji.",
+        "Write 3.14159",
+    ],
 )
 def test_the_next_turn_hits_through_the_end_of_the_last_answer(llm: LLM, question: str) -> None:
     messages = [{"role": "user", "content": question}]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from foreword.ops.backend import F32, AttentionBatch, SamplingBatch
+from foreword.ops.backend import F32, AttentionBatch, Backend, SamplingBatch
 from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.raw_tensor import MatrixPart, RawTensor
 from foreword.ops.reference import ReferenceBackend, uniform_at
@@ -132,7 +132,9 @@ class Paged:
     v: NDArray[Any]
 
 
-def paged(rng: np.random.Generator, heads: tuple[int, int], head_dim: int, lens: list[tuple[int, int]], f16: bool) -> Paged:
+def paged(
+    rng: np.random.Generator, heads: tuple[int, int], head_dim: int, lens: list[tuple[int, int]], f16: bool
+) -> Paged:
     """`lens`: context and scheduled tokens of each sequence. Slots before the scheduled tokens hold random K and V."""
     num_heads, num_kv_heads = heads
     block_size = 16
@@ -209,7 +211,8 @@ def test_rope_store_and_attention(
 
 def test_copy_blocks_copies_whole_blocks_in_order() -> None:
     rng = np.random.default_rng(1)
-    for backend in (*BACKENDS.values(), REFERENCE):
+    every: list[Backend] = [*BACKENDS.values(), REFERENCE]
+    for backend in every:
         k, v = normal(rng, 5, 2, 8, 16), normal(rng, 5, 2, 16, 8)
         k_expected, v_expected = k.copy(), v.copy()
         for array in (k_expected, v_expected):

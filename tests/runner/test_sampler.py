@@ -17,7 +17,9 @@ from foreword.runner.sampler import Sampler
 VOCAB = 50
 
 
-def make_row(params: SamplingParams, *, prompt: list[int] | None = None, output: list[int] | None = None) -> SamplingRow:
+def make_row(
+    params: SamplingParams, *, prompt: list[int] | None = None, output: list[int] | None = None
+) -> SamplingRow:
     prompt = prompt or [1]
     return SamplingRow(params, params.seed or 0, 0, [TokenId(t) for t in prompt + (output or [])], len(prompt))
 

@@ -37,6 +37,22 @@ class QueueFullError(ForewordError):
     """The bounded waiting queue is full now; the same request may be accepted later. Nothing was changed."""
 
 
+class QueueTimeoutError(ForewordError):
+    """A request waited longer than it may without being started; the same request may succeed later."""
+
+
+class StepFailedError(ForewordError):
+    """The step that computed this request failed: the request is over, the engine goes on."""
+
+
+class StalledError(ForewordError):
+    """Whoever reads an answer fell too far behind it; the request was ended."""
+
+
+class UnavailableError(ForewordError):
+    """The engine takes no requests: it is shutting down, or broken beyond going on."""
+
+
 class InvariantError(ForewordError):
     """Internal bookkeeping contradicts itself: a bug in foreword, never the caller's fault."""
 

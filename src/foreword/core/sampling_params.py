@@ -23,7 +23,7 @@ class SamplingParams:
     `temperature=0` is greedy. A temperature below `1e-4` is treated as 0, since dividing by it overflows.
     `top_k=0` and `top_k=-1` both mean "all tokens". `seed=None` draws a seed when the request is added.
 
-    Raises
+    Raises:
         InvalidRequestError: a value is of the wrong type, not finite, or out of its range.
     """
 

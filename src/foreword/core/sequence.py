@@ -25,7 +25,7 @@ class FinishReason(Enum):
 
 @dataclass(slots=True)
 class Usage:
-    """One account of a request's tokens. `prompt = cached + computed`, each counted once, whatever happened to it later.
+    """One account of a request's tokens: `prompt = cached + computed`, each counted once, whatever happened later.
 
     `cached` is set at first admission and stays; work repeated after a preemption shows in `recomputed` only.
     """

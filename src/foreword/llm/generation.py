@@ -29,7 +29,7 @@ class _Continuation:
 class GenerationTracker:
     """Collects a request's steps into a `RequestOutput`.
 
-    `finish` is called with a sequence's index when a stop string ends it: the engine cannot know, since it never sees text.
+    `finish` is called with a sequence's index when a stop string ends it: the engine never sees text.
     """
 
     def __init__(

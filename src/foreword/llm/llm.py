@@ -1,6 +1,6 @@
 """`LLM`: strings in, strings out, over one engine in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -11,7 +11,7 @@ from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
 from foreword.engine.metrics import EngineStats
 from foreword.llm.generation import GenerationTracker
-from foreword.llm.loading import EngineOptions, LoadSummary, load_engine
+from foreword.llm.loading import EngineOptions, load_engine
 from foreword.llm.outputs import RequestOutput, TextDelta
 from foreword.llm.prompts import as_prompt_list, prompt_token_ids
 from foreword.models.registry import open_model_files
@@ -34,12 +34,12 @@ class LLM:
 
     Every keyword of `EngineOptions` may be given. One thread uses an `LLM` at a time.
 
-    Raises
+    Raises:
         ModelNotFoundError, ModelFormatError: the path holds no usable model.
         CapacityError: the memory granted is too small.
         InvalidRequestError: an option is out of range.
 
-    Example
+    Example:
         >>> from foreword import LLM, SamplingParams
         >>> llm = LLM("model.gguf")  # doctest: +SKIP
         >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text  # doctest: +SKIP
@@ -57,7 +57,9 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class LLM:
 
         A prompt is text or `{"prompt_token_ids": [...]}`. `sampling_params` is one for all, or one a prompt.
 
-        Raises
+        Raises:
             InvalidRequestError: a prompt is empty, too long or malformed; nothing was started.
         """
         run = self._start(as_prompt_list(prompts), sampling_params)
@@ -85,7 +87,7 @@ class LLM:
 
     def stream(
         self, prompts: object, sampling_params: SamplingParams | None = None, *, progress: Progress | None = None
-    ) -> Iterator[TextDelta]:
+    ) -> Generator[TextDelta, None, None]:
         """As `generate`, but yields text as it comes.
 
         Closing the iterator aborts what is still running, and so does an exception out of `progress`, which is called
@@ -110,7 +112,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         progress: Progress | None = None,
-    ) -> Iterator[TextDelta]:
+    ) -> Generator[TextDelta, None, None]:
         """As `chat` for one conversation, but yields text as it comes, like `stream`."""
         return self.stream(self._chat_prompts(messages, None), sampling_params, progress=progress)
 
@@ -131,23 +133,21 @@ class LLM:
     def chat_template(self) -> ChatTemplate:
         """The model's chat template.
 
-        Raises
+        Raises:
             InvalidRequestError: the model has none.
         """
         if self._chat_template is None:
             raise InvalidRequestError("messages", "a model with a chat template", self.summary.model)
         return self._chat_template
 
-    def _chat_prompts(self, messages: object, tools: object) -> list[object]:
+    def _chat_prompts(self, messages: object, tools: Sequence[Mapping[str, object]] | None) -> list[object]:
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise InvalidRequestError("messages", 'a list of {"role", "content"}', messages)
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         template = self.chat_template
         return [{"prompt_token_ids": self._turns.splice(template.encode(c, tools=tools))} for c in conversations]
 
-    def _start(
-        self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> "_Run":
+    def _start(self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None) -> "_Run":
         if params is None or isinstance(params, SamplingParams):
             every = [params or SamplingParams()] * len(prompts)
         else:
@@ -178,7 +178,7 @@ class _Run:
             finish = partial(self._engine.finish, output.request_id)
             self._trackers[output.request_id] = index, GenerationTracker(output, chosen, llm.tokenizer, finish)
 
-    def deltas(self, progress: Progress | None) -> Iterator[TextDelta]:
+    def deltas(self, progress: Progress | None) -> Generator[TextDelta, None, None]:
         """Run to the end, yielding what each step added."""
         waiting = iter(self._trackers.values())
         generated = 0
@@ -223,4 +223,3 @@ def _options(options: dict[str, object]) -> EngineOptions:
         known = set(EngineOptions.__dataclass_fields__)
         unknown = sorted(set(options) - known)
         raise InvalidRequestError("LLM", f"options among {', '.join(sorted(known))}", unknown) from None
-

@@ -80,7 +80,7 @@ def make_backend(options: EngineOptions) -> Backend:
 def load_engine(files: ModelFiles, vocab_size: int, options: EngineOptions) -> tuple[Engine, Model, LoadSummary]:
     """Load weights, reserve the KV pool and put the engine together; `vocab_size` is the tokenizer's.
 
-    Raises
+    Raises:
         ModelFormatError: the files hold no usable model.
         CapacityError: the KV memory granted can't hold one sequence of `max_model_len` tokens.
         InvalidRequestError: an option is out of range.
@@ -88,9 +88,7 @@ def load_engine(files: ModelFiles, vocab_size: int, options: EngineOptions) -> t
     started = time.perf_counter()
     free = available_bytes()
     backend = make_backend(options)
-    model = load_model(
-        files, backend, weight_dtype=options.weight_dtype, max_model_len=options.max_model_len
-    )
+    model = load_model(files, backend, weight_dtype=options.weight_dtype, max_model_len=options.max_model_len)
     cache, max_model_len = _plan_pool(model, options, free)
     scheduler = SchedulerConfig(
         max_num_seqs=options.max_num_seqs,
@@ -99,9 +97,7 @@ def load_engine(files: ModelFiles, vocab_size: int, options: EngineOptions) -> t
         recompute_all=not options.kv_cache,
     )
     storage = KVStorage(model.config, cache)
-    runner = ModelRunner(
-        model, backend, storage, cache.block_size, scheduler.token_budget, vocab_size=vocab_size
-    )
+    runner = ModelRunner(model, backend, storage, cache.block_size, scheduler.token_budget, vocab_size=vocab_size)
     summary = LoadSummary(
         model=files.path.name,
         architecture=model.config.architecture,

@@ -21,7 +21,7 @@ def as_prompt_list(prompts: object) -> list[object]:
 def prompt_token_ids(prompt: object, tokenizer: Tokenizer) -> tuple[str | None, list[int]]:
     """Text (None when ids were given) and token ids of one prompt.
 
-    Raises
+    Raises:
         InvalidRequestError: not a prompt, an id outside the vocabulary, or no token at all.
     """
     if isinstance(prompt, str):

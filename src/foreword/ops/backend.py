@@ -69,7 +69,10 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogprobs:
-    """Natural log-probabilities: `logprobs [R]`, `ranks [R]` (1-based) of given tokens; `top_ids [R, k]`, `top_logprobs [R, k]`."""
+    """Natural log-probabilities of given tokens and of the k best.
+
+    Shapes   `logprobs [R]`, `ranks [R]` (1-based), `top_ids [R, k]`, `top_logprobs [R, k]`.
+    """
 
     logprobs: F32
     ranks: I32
@@ -95,7 +98,7 @@ class Backend(Protocol):
     def pack_matrix(self, parts: Sequence[MatrixPart]) -> PackedMatrix:
         """Lay weights out for `linear`; outputs of the parts follow one another.
 
-        Raises
+        Raises:
             ValueError: a part's type is not in `PACKED_EXACTLY`, or sizes disagree.
         """
 
@@ -137,8 +140,8 @@ class Backend(Protocol):
     ) -> None:
         """Rotate q in place, write rotated k and v to their slots, rounded once to the cache's dtype.
 
-        `qkv [T, (H + 2J) * D]`: query, key, value heads. `cos_sin [positions, D]`: D/2 cosines, then D/2 sines; pairs are
-        `(x[i], x[i + D/2])`. `q_norm`, `k_norm` `[D]`: RMS norm of each head before the rotation.
+        `qkv [T, (H + 2J) * D]`: query, key, value heads. `cos_sin [positions, D]`: D/2 cosines, then D/2 sines; pairs
+        are `(x[i], x[i + D/2])`. `q_norm`, `k_norm` `[D]`: RMS norm of each head before the rotation.
         """
 
     def paged_attention(

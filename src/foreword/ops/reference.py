@@ -31,12 +31,12 @@ class ReferenceMatrix:
     @property
     def rows(self) -> int:
         """Outputs."""
-        return self.values.shape[0]
+        return len(self.values)
 
     @property
     def cols(self) -> int:
         """Inputs."""
-        return self.values.shape[1]
+        return int(self.values.shape[1])
 
     @property
     def num_bytes(self) -> int:

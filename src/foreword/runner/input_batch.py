@@ -51,4 +51,3 @@ def build_input_batch(output: SchedulerOutput, block_size: int) -> InputBatch:
             context_lens=context_lens.astype(np.int32),
         ),
     )
-

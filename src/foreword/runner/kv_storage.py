@@ -19,7 +19,7 @@ class KVStorage:
     Shapes   per layer, K is `[num_blocks, num_kv_heads, head_dim, block_size]` (transposed within a block, as the
              attention kernel reads it) and V `[num_blocks, num_kv_heads, block_size, head_dim]`.
 
-    Raises
+    Raises:
         CapacityError: the system will not reserve that much address space.
     """
 

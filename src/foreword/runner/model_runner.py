@@ -80,12 +80,10 @@ class ModelRunner:
         return RunnerResult(self._sample(hidden, drawn, sampling), found)
 
     def forward(self, output: SchedulerOutput) -> F32:
-        """Hidden states `[R, hidden]` of the rows whose logits are wanted, in batch order; valid until the next step."""
+        """Hidden states `[R, hidden]` of the rows whose logits are wanted, in batch order; valid until the next."""
         batch = build_input_batch(output, self._block_size)
         ends = batch.attention.query_start_loc[1:].tolist()
-        rows = [
-            row for s, end in zip(output.sequences, ends, strict=True) for row in range(end - s.num_logits, end)
-        ]
+        rows = [row for s, end in zip(output.sequences, ends, strict=True) for row in range(end - s.num_logits, end)]
         return self._model.forward(
             batch.token_ids, batch.attention, self.kv, self._workspace, rows=np.array(rows, np.int32)
         )

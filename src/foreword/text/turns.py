@@ -4,8 +4,8 @@ A client sends an answer back as text, and text tokenises in one way only: the w
 generated (digits, runs of spaces, emoji, code). Where the conversation up to an answer's end is, special tokens and
 bytes, exactly what we generated, the tokens we generated stand for it too, and their K and V are in the cache.
 
-    rendered    <|im_start|> user\\nhi <|im_end|> … <|im_start|> assistant\\n3.14159 <|im_end|> \\n <|im_start|> user …
-    remembered  <|im_start|> user\\nhi <|im_end|> … <|im_start|> assistant\\n3.14159|
+    rendered    <|im_start|> user hi <|im_end|> … <|im_start|> assistant 3.14159 <|im_end|> <|im_start|> user …
+    remembered  <|im_start|> user hi <|im_end|> … <|im_start|> assistant 3.14159|
                 └──────── same special tokens, same bytes between them: use these ids ───┘ then go on as rendered
 
 Equality is of special token ids and of bytes between them, framed by length: user text that spells a special token is
