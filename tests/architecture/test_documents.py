@@ -1,0 +1,91 @@
+"""Every example in the documents runs, and every file they point to is there."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.smollm2 import SMOLLM2, needs_smollm2
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FOREWORD = Path(sys.executable).parent / "foreword"
+SLOW = {"bench", "serve", "replay"}  # measured and run by their own tests; here only their options are checked
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Name and text of each fenced block of a language in all documents."""
+    found = []
+    for document in DOCUMENTS:
+        texts = re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+        found += [(f"{document.relative_to(ROOT)}#{i}", text) for i, text in enumerate(texts)]
+    return found
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every `foreword …` line of a shell block, its comment cut off."""
+    return [
+        (name, line.split("  #")[0].strip())
+        for name, text in blocks("sh")
+        for line in text.splitlines()
+        if line.startswith("foreword ")
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as a reader's would be: the model, the examples."""
+    (tmp_path / "model.gguf").symlink_to(SMOLLM2)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"FOREWORD_HOME": str(SMOLLM2.parent.parent), "NO_COLOR": "1"}
+
+
+@needs_smollm2
+@pytest.mark.parametrize(("name", "text"), blocks("python"), ids=[name for name, _ in blocks("python")])
+def test_python_in_the_documents_runs(name: str, text: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, f"{name}\n{done.stderr}"
+
+
+@needs_smollm2
+@pytest.mark.parametrize(("name", "line"), commands())
+def test_commands_in_the_documents_run(name: str, line: str, folder: Path) -> None:
+    words = shlex.split(line)
+    if words[1] in SLOW:
+        words = [*words[:2], "--help"]
+
+    done = subprocess.run(
+        [FOREWORD, *words[1:]], cwd=folder, env=environment(), capture_output=True, text=True, check=False, input=""
+    )
+
+    assert done.returncode == 0, f"{name}: {line}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", document.read_text())
+
+    missing = [target for target in targets if not (document.parent / target).exists()]
+
+    assert missing == []
+
+
+def test_paths_in_the_architecture_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`((?:core|kv_cache|scheduler|ops|models|runner|engine|text|llm|csrc)/[\w/.]+\.\w+)`", text)
+
+    missing = [n for n in named if not (ROOT / n).exists() and not (ROOT / "src" / "foreword" / n).exists()]
+
+    assert named
+    assert missing == []
