@@ -9,7 +9,7 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 demo: $(VENV)/.installed  ## answer a question over a document with a real model
 	$(VENV)/bin/foreword pull smollm2
 	$(VENV)/bin/foreword generate --model smollm2 --temperature 0 --max-tokens 120 \
-		--document examples/document.txt "When was the lighthouse lit, and who kept it first?"
+		--document examples/document.txt "Who was the first keeper of the lighthouse, and for how many years did she keep the light?"
 
 test: $(VENV)/.installed-test  ## every test: C++, Python, the real model
 	$(VENV)/bin/foreword pull smollm2

@@ -57,6 +57,11 @@ def chat(*, shown: ChatOptions, model: ModelOptions, sampling: ChatSamplingOptio
         try:
             if not _one_message(text, conversation, shown):
                 return
+        except KeyboardInterrupt:  # before the answer began, or pressed twice
+            if not interactive:
+                raise
+            print()
+            remark("stopped; the message is not kept")
         except ForewordError as error:
             if not interactive:
                 raise

@@ -14,7 +14,7 @@ from foreword.core.errors import ForewordError
 from foreword.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Mapping
 
     from foreword.bench.timing import StreamClock
     from foreword.llm import LLM, RequestOutput, TextDelta
@@ -127,7 +127,7 @@ def _start(
     source: PromptOptions,
     params: SamplingParams,
     check: "Progress",
-) -> "Iterator[TextDelta]":
+) -> "Generator[TextDelta, None, None]":
     as_chat = llm.has_chat_template if source.chat is None else source.chat
     if as_chat:
         messages = [] if source.system is None else [{"role": "system", "content": source.system}]

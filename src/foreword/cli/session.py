@@ -1,6 +1,6 @@
 """From options to a loaded model, and what a person is told about it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ def kv_decision(summary: "LoadSummary", options: "EngineOptions") -> str:
 
 
 def follow(
-    clock: "StreamClock", deltas: "Iterator[TextDelta]", show: "Callable[[TextDelta], None]"
+    clock: "StreamClock", deltas: "Generator[TextDelta, None, None]", show: "Callable[[TextDelta], None]"
 ) -> "RequestOutput | None":
     """Show a stream as it comes; returns the request as far as it got, None when it was stopped before its first step.
 
@@ -101,7 +101,7 @@ def follow(
     Raises:
         Interrupted: Ctrl-C came between two steps; `clock.output` holds what there is.
     """
-    with closing(deltas):  # type: ignore[type-var]  # a generator, as `LLM.stream` makes
+    with closing(deltas):
         for delta in clock.watch(deltas):
             show(delta)
     return clock.output
