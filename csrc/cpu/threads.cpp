@@ -1,9 +1,12 @@
 // One region at a time: the caller publishes a task by moving `epoch`, works as thread 0, and waits for `unfinished` to
-// fall to zero. Waiting spins for as long as a region of a decode step takes, then sleeps in the kernel; with more
-// threads than processors it sleeps at once, or the spinning threads would keep the working ones off.
+// fall to zero. Waiting spins for as long as the gap between two regions of a decode step, then sleeps in the kernel. A
+// thread that shares its processor with another of the pool sleeps at once: the other can't run while it spins. The
+// kernel puts two threads on one processor when something else keeps the second busy; spinning then cost 105 us a
+// region, sleeping costs 10.
 #include "foreword/threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -46,6 +49,17 @@ class DefaultFloatingPoint {
 #endif
 };
 
+int current_processor() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// The calling thread's number in the region that it works in.
+thread_local std::size_t region_thread = 0;
+
 // Returns once `word` differs from `old`.
 void wait_for_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, bool spin) {
   if (spin) {
@@ -63,18 +77,23 @@ void wait_for_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, 
 }  // namespace
 
 struct ThreadPool::State {
-  explicit State(std::size_t num_threads) : num_threads(num_threads) {
-    spin = num_threads <= std::max(1U, std::thread::hardware_concurrency());
+  explicit State(std::size_t num_threads) : num_threads(num_threads), processors(num_threads) {
+    for (Processor& processor : processors) processor.number.store(-1, std::memory_order_relaxed);
   }
 
   void start_workers();
   void stop_workers();
   void work(std::size_t thread, std::uint32_t seen);
+  bool may_spin(std::size_t thread);
+
+  struct alignas(64) Processor {
+    std::atomic<int> number;
+  };
 
   const std::size_t num_threads;
-  bool spin;
-  std::mutex region;          // held while a region runs
-  bool workers_lost = false;  // set in a forked child, which has only the thread that forked
+  std::vector<Processor> processors;  // where each thread was last seen
+  std::mutex region;                  // held while a region runs
+  bool workers_lost = false;          // set in a forked child, which has only the thread that forked
   std::vector<std::thread>* workers = nullptr;
   Task task = nullptr;  // null: stop
   void* argument = nullptr;
@@ -147,9 +166,22 @@ void ThreadPool::State::stop_workers() {
   workers = nullptr;
 }
 
+// False if another thread of the pool was last seen on the processor that `thread`, the caller, is on.
+bool ThreadPool::State::may_spin(std::size_t thread) {
+  const int mine = current_processor();
+  processors[thread].number.store(mine, std::memory_order_relaxed);
+  if (mine < 0) return num_threads <= std::thread::hardware_concurrency();
+  for (std::size_t other = 0; other < num_threads; ++other) {
+    if (other != thread && processors[other].number.load(std::memory_order_relaxed) == mine) return false;
+  }
+  return true;
+}
+
 void ThreadPool::State::work(std::size_t thread, std::uint32_t seen) {
+  region_thread = thread;
   while (true) {
-    wait_for_change(epoch, seen, spin);
+    wait_for_change(epoch, seen, may_spin(thread));
+    processors[thread].number.store(current_processor(), std::memory_order_relaxed);
     seen = epoch.load(std::memory_order_acquire);
     if (task == nullptr) return;
     {
@@ -193,6 +225,8 @@ void ThreadPool::run_task(Task task, void* argument) {
     return;
   }
   if (state.workers_lost) state.start_workers();  // the lost handles are left behind on purpose
+  region_thread = 0;
+  state.processors[0].number.store(current_processor(), std::memory_order_relaxed);
   state.task = task;
   state.argument = argument;
   state.unfinished.store(static_cast<std::uint32_t>(state.num_threads - 1), std::memory_order_relaxed);
@@ -203,7 +237,7 @@ void ThreadPool::run_task(Task task, void* argument) {
     task(argument, 0);
   }
   for (std::uint32_t left; (left = state.unfinished.load(std::memory_order_acquire)) != 0;) {
-    wait_for_change(state.unfinished, left, state.spin);
+    wait_for_change(state.unfinished, left, state.may_spin(0));
   }
 }
 
@@ -216,7 +250,7 @@ void ThreadPool::barrier() {
     state.phase.fetch_add(1, std::memory_order_release);
     state.phase.notify_all();
   } else {
-    wait_for_change(state.phase, phase, state.spin);
+    wait_for_change(state.phase, phase, state.may_spin(region_thread));
   }
 }
 

@@ -3,7 +3,7 @@
 # objects: an older machine could then run it. Usage: no_shared_code.sh NM OBJECT...
 nm=$1
 shift
-shared=$("$nm" -C "$@" | grep -E ' [WVu] ')
+shared=$("$nm" -C "$@" | grep -E ' W ')
 [ -z "$shared" ] && exit 0
 echo "$shared"
 exit 1

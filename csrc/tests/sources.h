@@ -79,8 +79,13 @@ inline float half_value(const std::uint8_t* p) {
   return half_to_float(half);
 }
 
-// Element k of a Q4_K block: d * scale * code - dmin * minimum.
-inline double q4_k_value(const std::uint8_t* block, std::size_t k) {
+// A weight as scale * code + minimum; for wide formats the code is 1.
+struct WeightParts {
+  double scale, code, minimum;
+};
+
+// Element k of a Q4_K block.
+inline WeightParts q4_k_parts(const std::uint8_t* block, std::size_t k) {
   const std::uint8_t* packed = block + 4;
   const std::size_t g = k / 32;
   unsigned scale, minimum;
@@ -92,32 +97,43 @@ inline double q4_k_value(const std::uint8_t* block, std::size_t k) {
     minimum = (packed[g + 4] >> 4U) | ((packed[g] >> 6U) << 4U);
   }
   const unsigned byte = block[16 + k / 64 * 32 + k % 32], code = k / 32 % 2 == 0 ? byte & 15U : byte >> 4U;
-  return static_cast<double>(half_value(block)) * scale * code - static_cast<double>(half_value(block + 2)) * minimum;
+  const double d = static_cast<double>(half_value(block)), dmin = static_cast<double>(half_value(block + 2));
+  return {d * scale, static_cast<double>(code), -dmin * minimum};
 }
 
-inline double weight_value(const RandomSource& source, std::size_t row, std::size_t k) {
+inline WeightParts weight_parts(const RandomSource& source, std::size_t row, std::size_t k) {
   const std::uint8_t* data = source.data() + row * source_row_bytes(source.format, source.cols);
   if (source.format == SourceFormat::kF32) {
     float value;
     std::memcpy(&value, data + k * 4, 4);
-    return static_cast<double>(value);
+    return {static_cast<double>(value), 1, 0};
   }
-  if (source.format == SourceFormat::kF16) return static_cast<double>(half_value(data + k * 2));
+  if (source.format == SourceFormat::kF16) return {static_cast<double>(half_value(data + k * 2)), 1, 0};
   if (source.format == SourceFormat::kBf16) {
-    std::uint32_t bits = static_cast<std::uint32_t>(data[k * 2] | (data[k * 2 + 1] << 8)) << 16;
+    const std::uint32_t bits = static_cast<std::uint32_t>(data[k * 2] | (data[k * 2 + 1] << 8)) << 16;
     float value;
     std::memcpy(&value, &bits, 4);
-    return static_cast<double>(value);
+    return {static_cast<double>(value), 1, 0};
   }
-  if (source.format == SourceFormat::kQ4_K) return q4_k_value(data + k / 256 * 144, k % 256);
+  if (source.format == SourceFormat::kQ4_K) return q4_k_parts(data + k / 256 * 144, k % 256);
   const std::size_t i = k % 32;
   const std::uint8_t* block = data + k / 32 * source_row_bytes(source.format, 32);
   const double d = static_cast<double>(half_value(block));
-  if (source.format == SourceFormat::kQ8_0) return d * static_cast<std::int8_t>(block[2 + i]);
+  if (source.format == SourceFormat::kQ8_0) return {d, static_cast<double>(static_cast<std::int8_t>(block[2 + i])), 0};
   const std::uint8_t* codes = block + (source.format == SourceFormat::kQ4_1 ? 4 : 2);
-  const int code = i < 16 ? codes[i] & 15 : codes[i - 16] >> 4;
-  if (source.format == SourceFormat::kQ4_0) return d * (code - 8);
-  return d * code + static_cast<double>(half_value(block + 2));
+  const double code = i < 16 ? codes[i] & 15 : codes[i - 16] >> 4;
+  return {d, code, source.format == SourceFormat::kQ4_0 ? -8 * d : static_cast<double>(half_value(block + 2))};
+}
+
+inline double weight_value(const RandomSource& source, std::size_t row, std::size_t k) {
+  const WeightParts parts = weight_parts(source, row, k);
+  return parts.scale * parts.code + parts.minimum;
+}
+
+// Size of what a product adds for this weight: code and minimum are added apart.
+inline double weight_size(const RandomSource& source, std::size_t row, std::size_t k) {
+  const WeightParts parts = weight_parts(source, row, k);
+  return std::fabs(parts.scale * parts.code) + std::fabs(parts.minimum);
 }
 
 // A row as the product sees it: rounded to int8 per group of 32 where the weights are quantised.

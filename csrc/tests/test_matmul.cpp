@@ -33,26 +33,24 @@ bool same_bits(const float* a, const float* b, std::size_t n) {
   return std::memcmp(a, b, n * sizeof(float)) == 0;
 }
 
-// Checks out [T, N] against double sums. Each output is a chain of at most K + K/64 + 1 f32 operations (2 per group
-// where activations are rounded), so its error is at most that many half units of the sum of sizes.
+// Checks out [T, N] against double sums. An output is a chain of f32 operations, at most K + K/64 + 1 of them, or 4 per
+// group where activations are rounded (two roundings of factors, two multiply-adds): its error is at most that many
+// half units of the sum of the sizes of what is added.
 void check_product(const std::vector<float>& out, const RandomSource& source, const std::vector<float>& x) {
   const std::size_t num_rows = x.size() / source.cols;
   const bool rounds = rounds_activations(source.format);
+  const double operations = rounds ? 4.0 * static_cast<double>(source.cols / 32) + 1
+                                   : static_cast<double>(source.cols + source.cols / 64 + 2);
   for (std::size_t t = 0; t < num_rows; ++t) {
     const std::vector<double> seen = seen_row(&x[t * source.cols], source.cols, rounds);
     for (std::size_t n = 0; n < source.rows; ++n) {
       double sum = 0, size = 0;
       for (std::size_t k = 0; k < source.cols; ++k) {
-        const double w = weight_value(source, n, k);
-        sum += w * seen[k];
-        size += std::fabs(w * seen[k]) *
-                (source.format == SourceFormat::kQ4_1 || source.format == SourceFormat::kQ4_K ? 4 : 1);
+        sum += weight_value(source, n, k) * seen[k];
+        size += weight_size(source, n, k) * std::fabs(seen[k]);
       }
-      if (source.format == SourceFormat::kQ4_0) size *= 16;  // code and minimum are summed apart and cancel
-      const double operations = rounds ? 4.0 * static_cast<double>(source.cols / 32) + 4
-                                       : static_cast<double>(source.cols + source.cols / 64 + 2);
       const double got = static_cast<double>(out[t * source.rows + n]);
-      CHECK_MSG(std::fabs(got - sum) <= operations * 0x1p-24 * size + 1e-30,
+      CHECK_MSG(std::fabs(got - sum) <= operations * 0x1p-24 * size,
                 "format %d N %zu K %zu T %zu at (%zu, %zu): %.9g, %.9g", static_cast<int>(source.format), source.rows,
                 source.cols, num_rows, t, n, got, sum);
     }
