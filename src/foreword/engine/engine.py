@@ -8,12 +8,14 @@ from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError
 from foreword.core.outputs import SamplingRow, SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
 from foreword.core.sampling_params import MAX_N, SEED_BITS, SamplingParams
-from foreword.core.sequence import FinishReason, Request, Sequence
+from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.engine.metrics import EngineStats
+from foreword.kv_cache.explain import MissReport
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.runner.model_runner import ModelRunner, PromptRows
 from foreword.scheduler.scheduler import Scheduler
+from foreword.scheduler.validation import check_request
 
 
 class Engine:
@@ -40,6 +42,7 @@ class Engine:
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs | None]] = {}
         self._next_sequence_id = 0
         self._now = 0
+        self._failed: tuple[RequestId, ...] = ()
 
     @property
     def has_unfinished(self) -> bool:
@@ -51,9 +54,30 @@ class Engine:
         waiting = self._scheduler.num_waiting
         return waiting == 0 or waiting + MAX_N <= self._scheduler.config.max_waiting
 
+    @property
+    def failed_requests(self) -> tuple[RequestId, ...]:
+        """Requests of the last step, if it raised: they wait again. Empty when it did not."""
+        return self._failed
+
+    def is_live(self, request_id: str) -> bool:
+        """True while a sequence of the request waits or runs."""
+        return request_id in self._requests
+
+    def is_waiting(self, request_id: str) -> bool:
+        """True while the request is in the queue and nothing of it was computed."""
+        request = self._requests.get(RequestId(request_id))
+        return request is not None and all(
+            s.status is SequenceStatus.WAITING and not s.num_accounted for s in request.sequences
+        )
+
     def check(self, prompt_token_ids: Iterable[int], params: SamplingParams) -> None:
         """Raise what `add` would raise for the request itself, changing nothing."""
-        self._scheduler.check(self._request(RequestId(""), prompt_token_ids, params, frozenset(), b""))
+        self._scheduler.check(self._request(RequestId(""), prompt_token_ids, params, frozenset()))
+
+    def check_alone(self, prompt_token_ids: Iterable[int], params: SamplingParams) -> None:
+        """Raise what `add` would raise whatever else waits or runs. Safe from any thread at any time."""
+        request = self._request(RequestId(""), prompt_token_ids, params, frozenset())
+        check_request(request, self._manager.config, self._scheduler.config.max_model_len)
 
     def add(
         self,
@@ -63,16 +87,22 @@ class Engine:
         eos_token_ids: Iterable[int] = (),
         *,
         namespace: bytes = b"",
+        tenant: bytes = b"",
+        prefill_only: bool = False,
     ) -> None:
         """Queue a request.
 
-        Raises
+        It shares prefixes within `namespace` only, what it stores counts towards the pool share of `tenant`, and with
+        `prefill_only` its prompt is computed and stored but nothing is drawn.
+
+        Raises:
             InvalidRequestError: the prompt is empty, too long or holds ids outside the vocabulary; the id is in use.
             CapacityError: it can never fit in the pool.
             QueueFullError: too many requests wait. In each case nothing has changed.
         """
         eos = frozenset(TokenId(t) for t in eos_token_ids)
-        request = self._request(RequestId(request_id), prompt_token_ids, params, eos, namespace)
+        request = self._request(RequestId(request_id), prompt_token_ids, params, eos)
+        request.namespace, request.tenant, request.prefill_only = namespace, tenant, prefill_only
         self._scheduler.add(request)
         self._next_sequence_id += params.n
         self._requests[request.request_id] = request
@@ -101,11 +131,12 @@ class Engine:
     def step(self) -> StepResult:
         """Schedule, run and sample once; does nothing when there is nothing to do.
 
-        Raises
+        Raises:
             InvariantError: requests wait but none can compute anything (a bug, told instead of hanging).
             Whatever the runner raises: the step's sequences then wait again, with nothing of it kept.
         """
         self._now += 1
+        self._failed = ()
         output = self._scheduler.schedule(self._now)
         if output is None:
             if self._scheduler.has_unfinished:
@@ -114,6 +145,7 @@ class Engine:
         try:
             result = self._runner.execute(output, self._sampling_rows(output), self._prompt_rows(output))
         except BaseException:
+            self._failed = tuple({self._sequences[s.sequence_id].request_id: None for s in output.sequences})
             self._scheduler.discard(output)
             raise
         for s in output.sequences:
@@ -125,6 +157,30 @@ class Engine:
             if step.finish_reason is not None:
                 self._forget_finished(step.request_id)
         return StepResult(self._now, output.num_tokens, tuple(steps))
+
+    def query_cache(self, namespace: bytes, token_ids: list[TokenId]) -> int:
+        """Tokens of a prompt that would be read from the cache now. Changes nothing."""
+        return self._manager.query(namespace, token_ids)
+
+    def explain_cache(self, namespace: bytes, token_ids: list[TokenId]) -> MissReport:
+        """The nearest stored prefix of a prompt, where it parts from it, and why. Changes nothing."""
+        return self._manager.explain(namespace, token_ids)
+
+    def reset_cache(self) -> None:
+        """Forget every stored prefix. What runs keeps its blocks."""
+        self._manager.reset()
+
+    def expected_written(self, request_id: str) -> int:
+        """Prompt tokens a live request will have made findable when it ends, if nothing disturbs it.
+
+        Its last block is stored at its end only. For use once the prompt is computed.
+        """
+        request = self._requests[RequestId(request_id)]
+        written, prompt = request.sequences[0].usage.written_tokens, request.prompt_token_ids
+        if self._manager.config.prefix_cache != "radix" or self._scheduler.config.recompute_all:
+            return written  # the hash index keeps whole blocks only
+        known = self._manager.query(request.namespace, [*prompt, prompt[-1]])  # one more, as a query spares the last
+        return written + len(prompt) - known
 
     def stats(self) -> EngineStats:
         """Counters since the start, and how the pool's blocks stand now."""
@@ -162,14 +218,14 @@ class Engine:
         prompt_token_ids: Iterable[int],
         params: SamplingParams,
         eos_token_ids: frozenset[TokenId],
-        namespace: bytes,
     ) -> Request:
         prompt = tuple(TokenId(t) for t in prompt_token_ids)
         self._check_vocabulary(prompt, params)
         seed = self._draw_seed() if params.seed is None else params.seed
+        first_id = self._next_sequence_id
         sequences = [
             Sequence(
-                sequence_id=SequenceId(self._next_sequence_id + index),
+                sequence_id=SequenceId(first_id + index),
                 request_id=request_id,
                 index=index,
                 token_ids=list(prompt),
@@ -184,7 +240,6 @@ class Engine:
             prompt_token_ids=prompt,
             params=params,
             eos_token_ids=eos_token_ids,
-            namespace=namespace,
             arrival=self._now,
             sequences=sequences,
         )
@@ -200,7 +255,9 @@ class Engine:
                 raise InvalidRequestError(field, f"token ids from 0 to {vocab_size - 1}", (min(ids), max(ids)))
 
     def _sampling_rows(self, output: SchedulerOutput) -> dict[SequenceId, SamplingRow]:
-        return {s.sequence_id: self._sampling_row(self._sequences[s.sequence_id]) for s in output.sequences if s.samples}
+        return {
+            s.sequence_id: self._sampling_row(self._sequences[s.sequence_id]) for s in output.sequences if s.samples
+        }
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
         params = sequence.params

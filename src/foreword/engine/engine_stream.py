@@ -1,0 +1,97 @@
+"""What comes out of an engine for one reader, with a bounded buffer between the two."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from foreword.core.errors import StalledError
+from foreword.core.outputs import SequenceStep
+
+ItemT = TypeVar("ItemT")
+
+MAX_BUFFERED = 1024
+"""Items a stream holds for a reader that falls behind; with one more the request is ended."""
+
+
+class EngineStream(Generic[ItemT]):
+    """What the engine makes of a few requests, for one reader on the event loop.
+
+    Ends when all of its requests have; an error of one ends them all.
+    """
+
+    def __init__(
+        self,
+        request_ids: Sequence[str],
+        receive: Callable[[SequenceStep], ItemT],
+        *,
+        abort: Callable[[Sequence[str]], None],
+        on_end: Callable[["EngineStream[ItemT]"], None],
+    ) -> None:
+        """Args: `receive` and `live` are the engine thread's; `abort` and `on_end` are called on the event loop."""
+        self.request_ids = tuple(request_ids)
+        self.receive = receive
+        self.live = set(request_ids)
+        self._abort = abort
+        self._on_end = on_end
+        self._items: deque[ItemT] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._ended = False
+
+    @property
+    def is_over(self) -> bool:
+        """True once everything was taken and nothing more will come; False while an error is still to be raised."""
+        return self._ended and not self._items and self._error is None
+
+    async def take(self, timeout_s: float | None = None) -> list[ItemT]:
+        """All that has come, waiting for the first of it; nothing when `timeout_s` passed, or at the end.
+
+        Raises:
+            ForewordError: what ended the requests before their time, once all that came before it was taken.
+        """
+        if not self._items and not self._ended:
+            await self._wait(timeout_s)
+        if not self._items and self._error is not None:
+            raise self._error
+        items = list(self._items)
+        self._items.clear()
+        return items
+
+    def close(self, error: Exception | None = None) -> None:
+        """End whatever still runs, between two steps; a reader gets `error`, or the end. Harmless when all is over."""
+        if not self._ended:
+            self._abort(self.request_ids)
+            self.end(error)
+
+    def push(self, items: Sequence[ItemT]) -> None:
+        """Buffer items for the reader; ends the requests when there are too many."""
+        if self._ended:
+            return
+        self._items.extend(items)
+        self._wake()
+        if len(self._items) > MAX_BUFFERED:
+            self._items.clear()
+            self.close(StalledError(f"the reader is more than {MAX_BUFFERED} pieces behind"))
+
+    def end(self, error: Exception | None) -> None:
+        """Nothing more comes; what is buffered can still be read."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._on_end(self)
+            self._wake()
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None if timeout_s is None else loop.call_later(timeout_s, self._wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
