@@ -54,7 +54,6 @@ class GenerationTracker:
             return TextDelta(request_index, step.index, "", (), None, self.output)
         if step.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None if p is None else self._describe(p) for p in step.prompt_logprobs]
-        self._count(continuation, step.usage)
         text = ""
         for token in step.new_tokens:
             output.token_ids.append(token.token_id)
@@ -65,6 +64,7 @@ class GenerationTracker:
         if step.finish_reason is not None:
             text += continuation.detokenizer.finish()
         shown = self._check_stops(continuation, step, text)
+        self._count(continuation, step.usage)  # last: ending a sequence stores the end of its prompt
         ids = tuple(t.token_id for t in step.new_tokens)
         return TextDelta(request_index, step.index, shown, ids, output.finish_reason, self.output)
 

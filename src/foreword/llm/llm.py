@@ -11,12 +11,10 @@ from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
 from foreword.engine.metrics import EngineStats
 from foreword.llm.generation import GenerationTracker
-from foreword.llm.loading import EngineOptions, load_engine
+from foreword.llm.loading import EngineOptions, load
 from foreword.llm.outputs import RequestOutput, TextDelta
 from foreword.llm.prompts import as_prompt_list, prompt_token_ids
-from foreword.models.registry import open_model_files
 from foreword.text.chat_template import ChatTemplate
-from foreword.text.loading import load_text
 from foreword.text.turns import TurnMemory
 
 Message = Mapping[str, object]
@@ -48,10 +46,10 @@ class LLM:
 
     def __init__(self, model: str | Path, **options: object) -> None:
         self.options = _options(options)
-        with open_model_files(model) as files:
-            self.tokenizer, self._chat_template = load_text(files)
-            self._turns = TurnMemory(self.tokenizer)
-            self._engine, self._model, self.summary = load_engine(files, self.tokenizer.vocab_size, self.options)
+        loaded = load(model, self.options)
+        self.tokenizer, self._chat_template, self.summary = loaded.tokenizer, loaded.chat_template, loaded.summary
+        self._engine, self._model = loaded.engine, loaded.model
+        self._turns = TurnMemory(self.tokenizer)
         self._request_numbers = count()
 
     def __enter__(self) -> Self:

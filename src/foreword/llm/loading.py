@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
@@ -9,12 +10,15 @@ from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.engine.engine import Engine
 from foreword.llm.machine import available_bytes, physical_cores
 from foreword.models.base import Model
-from foreword.models.registry import ModelFiles, WeightDtype, load_model
+from foreword.models.registry import ModelFiles, WeightDtype, load_model, open_model_files
 from foreword.ops.backend import Backend
 from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.reference import ReferenceBackend
 from foreword.runner.kv_storage import KVStorage, block_bytes
 from foreword.runner.model_runner import ModelRunner
+from foreword.text.chat_template import ChatTemplate
+from foreword.text.loading import load_text
+from foreword.text.tokenizer import Tokenizer
 
 DEFAULT_KV_SHARE = 0.25  # of the memory available at start, and no more than all sequences at full length can use
 
@@ -60,6 +64,31 @@ class LoadSummary:
     max_model_len: int
     available_bytes: int
     load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything an answer needs: the engine, and the text side of the model."""
+
+    engine: Engine
+    model: Model
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None  # None where the model brings none
+    summary: LoadSummary
+
+
+def load(path: str | Path, options: EngineOptions) -> LoadedModel:
+    """Load a model file or folder.
+
+    Raises:
+        ModelNotFoundError, ModelFormatError: the path holds no usable model.
+        CapacityError: the memory granted is too small.
+        InvalidRequestError: an option is out of range.
+    """
+    with open_model_files(path) as files:
+        tokenizer, chat_template = load_text(files)
+        engine, model, summary = load_engine(files, tokenizer.vocab_size, options)
+    return LoadedModel(engine, model, tokenizer, chat_template, summary)
 
 
 def make_backend(options: EngineOptions) -> Backend:
