@@ -58,7 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Path of a tiny random model of 512 positions, with a byte-level tokenizer and a chat template."""
     folder = tiny_model_files(tmp_path_factory.mktemp("tiny"), vocab_size=256 + len(_SPECIAL))
-    _write_tokenizer(folder, _SPECIAL)
+    write_tokenizer(folder, _SPECIAL)
     config = {"eos_token": _SPECIAL[1], "chat_template": _TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return str(folder)
@@ -68,12 +68,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tiny_raw(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The same without a chat template."""
     folder = tiny_model_files(tmp_path_factory.mktemp("tiny-raw"), vocab_size=257)
-    _write_tokenizer(folder, ("</s>",))
+    write_tokenizer(folder, ("</s>",))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     return str(folder)
 
 
-def _write_tokenizer(folder: Path, special: tuple[str, ...]) -> None:
+def write_tokenizer(folder: Path, special: tuple[str, ...]) -> None:
+    """Write a byte-level `tokenizer.json` with some special tokens behind its 256 bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({letter: number for number, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

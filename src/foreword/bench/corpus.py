@@ -2,7 +2,7 @@
 
 import ast
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -20,23 +20,26 @@ class Encoder(Protocol):
 
 
 class Corpus:
-    """Hands out runs of tokens, each one once: two prompts taken share no more than chance gives."""
+    """Hands out runs of tokens, each one once: two prompts taken share no more than chance gives.
 
-    def __init__(self, tokenizer: Encoder) -> None:
+    `texts` stands in for the standard library's docstrings.
+    """
+
+    def __init__(self, tokenizer: Encoder, texts: Iterable[str] | None = None) -> None:
         self._tokenizer = tokenizer
-        self._texts = docstrings()
+        self._texts = docstrings() if texts is None else iter(texts)
         self._ahead: list[int] = []
 
     def take(self, num_tokens: int) -> list[int]:
         """The next `num_tokens` tokens.
 
         Raises:
-            CapacityError: the standard library has no more text.
+            CapacityError: there is no more text.
         """
         while len(self._ahead) < num_tokens:
             text = next(self._texts, None)
             if text is None:
-                raise CapacityError("the standard library's docstrings are used up: ask for fewer or shorter prompts")
+                raise CapacityError("the text for prompts is used up: ask for fewer or shorter ones")
             self._ahead += self._tokenizer.encode(text + "\n\n", add_special_tokens=False, parse_special=False)
         taken, self._ahead = self._ahead[:num_tokens], self._ahead[num_tokens:]
         return taken
