@@ -1,6 +1,10 @@
 """K and V of every block: one allocation each per layer, reserved at once and touched on demand."""
 
+import contextlib
+import math
+import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +32,9 @@ class KVStorage:
         shape = (cache.num_blocks, model.num_kv_heads, model.head_dim, cache.block_size)
         dtype = _NUMPY_DTYPE[cache.kv_dtype]
         try:
-            # np.empty maps zero pages of the system: a block costs memory once it is first written.
-            self._k = [np.empty(shape, dtype) for _ in range(model.num_layers)]
-            self._v = [np.empty((*shape[:2], *shape[:1:-1]), dtype) for _ in range(model.num_layers)]
-        except MemoryError:
+            self._k = [_reserve(shape, dtype) for _ in range(model.num_layers)]
+            self._v = [_reserve((*shape[:2], *shape[:1:-1]), dtype) for _ in range(model.num_layers)]
+        except (OSError, OverflowError, MemoryError):
             raise CapacityError(f"the KV pool of {self.num_bytes:,} bytes does not fit in memory") from None
         self._debug = cache.debug
 
@@ -59,6 +62,19 @@ class KVStorage:
         index = np.asarray(blocks, np.intp)
         for array in (*self._k, *self._v):
             array[index] = np.nan
+
+
+def _reserve(shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> KVArray:
+    """Address space whose pages cost memory once they are first written.
+
+    Huge pages are declined: with two arrays a layer, rounding each up to 2 MiB would take a good part of a small pool
+    again.
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without huge pages has nothing to decline
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def pool_bytes(model: ModelConfig, cache: CacheConfig) -> int:
