@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from tests.factories import tiny_config
+from tests.smollm2 import SMOLLM2, needs_smollm2
 
 from foreword.core.config import CacheConfig, KVDtype
 from foreword.runner.kv_storage import KVStorage, block_bytes, pool_bytes
-from tests.factories import tiny_config
-from tests.smollm2 import SMOLLM2, needs_smollm2
 
 MIB = 1 << 20
 OVERHEAD_BYTES = 90 * MIB
