@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # Typer and rich turn a broken pipe into SystemExit; nothing else leaves that way with standalone_mode off.
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except InvariantError as error:
@@ -80,4 +81,4 @@ def _refuse(message: str) -> int:
 
 def _silence_stdout() -> None:
     # Python flushes stdout once more at exit; give it somewhere to go.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
