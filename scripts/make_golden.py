@@ -8,7 +8,8 @@ Run with an interpreter that has the `golden` extra (torch, transformers), from 
 Tiny weights come from NumPy by seed; `transformers` writes the folders, so that they are what users have. Continuations
 are computed in f32 without a cache. A tiny model is refused, and the next seed tried, when two tokens ever came so
 close that rounding could swap them, or when `transformers` in f32 is far from itself in double: the tests' tolerance is
-meant for our rounding. SmolLM2 in f32 is 1e-4 from itself in double, all of the tolerance, so its logits are those in double.
+meant for our rounding. SmolLM2 in f32 is 1e-4 from itself in double, all of the tolerance, so its logits are those in
+double.
 """
 
 import argparse
@@ -94,6 +95,7 @@ def make_tiny(name: str, config: ModelConfig, seed: int) -> bool:
         prompt=np.array(prompt, np.int32),
         logits=outcome.logits,
         continuation=np.array(outcome.continuation, np.int32),
+        inverse_frequencies=model.model.rotary_emb.inv_freq.float().numpy(),
     )
     return outcome.least_margin >= LEAST_MARGIN and outcome.rounding <= MOST_ROUNDING
 

