@@ -1,5 +1,6 @@
 """`foreword generate`: one prompt, one answer, streamed."""
 
+import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,6 +71,7 @@ def generate(
         try:
             output = follow(clock, deltas, (lambda _: None) if shown.json else _Printer(params.n).show)
         except Interrupted:
+            write_text("\n" if sys.stdout.isatty() else "")  # the shell's prompt gets a line of its own
             raise KeyboardInterrupt from None
     if output is None:
         raise ForewordError("the model gave no answer")
