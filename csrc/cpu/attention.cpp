@@ -22,7 +22,7 @@ AlignedFloats allocate(std::size_t count) {
   return AlignedFloats(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{kCacheLine})));
 }
 
-const AttentionKernels& kernels_for(InstructionSet isa) {
+const AttentionKernels& kernels_for([[maybe_unused]] InstructionSet isa) {
 #if FOREWORD_HAVE_AVX2
   if (isa == InstructionSet::kAvx2) return kAttentionAvx2;
 #endif

@@ -6,7 +6,7 @@
 namespace foreword {
 namespace {
 
-RopeStore rope_store_for(InstructionSet isa) {
+RopeStore rope_store_for([[maybe_unused]] InstructionSet isa) {
 #if FOREWORD_HAVE_AVX2
   if (isa == InstructionSet::kAvx2) return kRopeStoreAvx2;
 #endif

@@ -21,7 +21,7 @@ constexpr std::size_t kMaxRowsPerRegion = 2048;
 
 constexpr std::size_t kStagedGroups = 16;  // groups transformed at a time, on the stack
 
-const MatmulKernels& kernels_of(const Context& context) {
+const MatmulKernels& kernels_of([[maybe_unused]] const Context& context) {
 #if FOREWORD_HAVE_AVX2
   if (context.isa == InstructionSet::kAvx2) return kAvx2Matmul;
 #endif

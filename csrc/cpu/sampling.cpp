@@ -19,7 +19,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::size_t kMinCapacity = 1024;  // ids gathered beyond the best k before they are thinned
 constexpr std::size_t kChunk = 256;         // ids summed together when a row is drawn from as a whole
 
-const LogitPasses& passes_for(InstructionSet isa) {
+const LogitPasses& passes_for([[maybe_unused]] InstructionSet isa) {
 #if FOREWORD_HAVE_AVX2
   if (isa == InstructionSet::kAvx2) return kLogitPassesAvx2;
 #endif

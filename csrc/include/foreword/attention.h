@@ -25,8 +25,8 @@ struct KvCacheView {  // one layer
 struct RopeStoreArgs {
   float* qkv;  // q is normed and rotated in place; k and v are read
   std::size_t num_tokens, qkv_stride, num_heads;
-  const std::int32_t* positions;     // [T]
-  const float* cos_sin;              // [num_positions, D]: D/2 cosines, then D/2 sines
+  const std::int32_t* positions;  // [T]
+  const float* cos_sin;           // [num_positions, D]: D/2 cosines, then D/2 sines
   std::size_t num_positions;
   const std::int32_t* slot_mapping;  // [T] block_id * B + offset
   const float* q_norm;               // null or [D]: RMS norm of each head before the rotation
@@ -40,7 +40,7 @@ void rope_store_kv(Context& context, const RopeStoreArgs& args, const KvCacheVie
 struct AttentionArgs {
   const float* qkv;  // the query part is read
   std::size_t num_sequences, qkv_stride, num_heads;
-  const std::int32_t* block_tables;     // [S, max_blocks]
+  const std::int32_t* block_tables;  // [S, max_blocks]
   std::size_t max_blocks;
   const std::int32_t* query_start_loc;  // [S + 1]
   const std::int32_t* context_lens;     // [S]: positions present after this step's write
@@ -49,9 +49,9 @@ struct AttentionArgs {
   std::size_t out_stride;
 };
 
-// Causal attention: the i-th of a sequence's q scheduled tokens has position context_len - q + i and sees keys 0..position.
-// Keys are reduced in fixed tiles of kAttentionTile positions counted from position 0, merged in ascending order; slots
-// after a row's position are never read into its sums, whatever they hold (NaN included).
+// Causal attention: the i-th of a sequence's q scheduled tokens has position context_len - q + i and sees keys
+// 0..position. Keys are reduced in fixed tiles of kAttentionTile positions counted from position 0, merged in ascending
+// order; slots after a row's position are never read into its sums, whatever they hold (NaN included).
 inline constexpr std::size_t kAttentionTile = 128;
 void paged_attention(Context& context, const AttentionArgs& args, const KvCacheView& cache);
 

@@ -13,7 +13,7 @@ namespace foreword {
 double uniform_at(std::uint64_t seed, std::uint32_t sequence_index, std::uint32_t position);
 
 struct SampleRow {
-  float temperature;  // below 1e-4: greedy, lowest id among the largest logits
+  float temperature;   // below 1e-4: greedy, lowest id among the largest logits
   std::int32_t top_k;  // <= 0: all
   float top_p, min_p;
   std::uint64_t seed;
@@ -28,8 +28,8 @@ struct SampleRow {
 void sample(Context& context, const float* logits, std::size_t num_rows, std::size_t vocab_size, const SampleRow* rows,
             std::int32_t* tokens);
 
-// log softmax in double. chosen_*: [R]; top_*: [R, k] best first (ties: lower id first). Rank is 1-based: 1 + the number of
-// strictly larger logits.
+// log softmax in double. chosen_*: [R]; top_*: [R, k] best first (ties: lower id first). Rank is 1-based: 1 + the
+// number of strictly larger logits.
 void top_logprobs(Context& context, const float* logits, std::size_t num_rows, std::size_t vocab_size,
                   const std::int32_t* tokens, std::size_t k, float* chosen_logprobs, std::int32_t* chosen_ranks,
                   std::int32_t* top_ids, float* top_logprobs);
