@@ -1,5 +1,7 @@
 """GGUF files that lie. Each gives `ModelFormatError` naming the field, at once, in little memory, and nothing else."""
 
+import os
+import random
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -287,6 +289,24 @@ def test_mutated_bytes_load_or_are_refused_and_nothing_else(
     message = error_of(path)
 
     assert "\n" not in message
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "deep", reason="takes minutes; HYPOTHESIS_PROFILE=deep")
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_mutations_load_or_are_refused_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "mutated.gguf"
+    rng = random.Random(20_240_601)
+
+    for _ in range(100_000):
+        whole = bytearray(WHOLE)
+        for _ in range(rng.randint(1, 5)):
+            start = rng.randrange(HEADER_BYTES if rng.random() < 0.8 else len(whole))
+            piece = rng.choice(EXTREMES) if rng.random() < 0.4 else rng.randbytes(rng.randint(1, 8))
+            whole[start : start + len(piece)] = piece
+        path.write_bytes(whole)
+
+        assert "\n" not in error_of(path)
 
 
 WHOLE = valid_gguf().build()

@@ -33,11 +33,6 @@ def read_gguf_config(
         raise ModelFormatError(path, keys.name("expert_count"), "mixtures of experts are not supported")
     num_heads = keys.integer("attention.head_count")
     hidden_size = keys.integer("embedding_length")
-    head_dim = keys.integer("attention.key_length", hidden_size // max(1, num_heads))
-    for name in ("attention.value_length", "rope.dimension_count"):
-        if keys.integer(name, head_dim) != head_dim:
-            detail = f"expected the head dimension, {head_dim}, got {keys.integer(name, head_dim)}"
-            raise ModelFormatError(path, keys.name(name), detail)
     max_position = keys.integer("context_length")
     notes: tuple[str, ...] = ()
     window = keys.integer("attention.sliding_window", 0)
@@ -52,7 +47,7 @@ def read_gguf_config(
             num_layers=keys.integer("block_count"),
             num_heads=num_heads,
             num_kv_heads=keys.integer("attention.head_count_kv", num_heads),
-            head_dim=head_dim,
+            head_dim=_head_dim(keys, hidden_size // max(1, num_heads)),
             intermediate_size=keys.integer("feed_forward_length"),
             max_position=max_position,
             rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
@@ -69,6 +64,16 @@ def read_gguf_config(
             path, f"metadata: {error.field}", f"expected {error.expected}, got {shorten(error.got)}"
         ) from None
     return config, notes
+
+
+def _head_dim(keys: "_Keys", default: int) -> int:
+    """The one size of a head's query, key and value; all of it is rotated."""
+    head_dim = keys.integer("attention.key_length", default)
+    for name in ("attention.value_length", "rope.dimension_count"):
+        found = keys.integer(name, head_dim)
+        if found != head_dim:
+            raise ModelFormatError(keys.path, keys.name(name), f"expected the head dimension, {head_dim}, got {found}")
+    return head_dim
 
 
 def _vocab_size(keys: "_Keys", embedding: RawTensor) -> int:
