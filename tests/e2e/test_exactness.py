@@ -6,45 +6,28 @@ by its bytes, with a run of that one token sequence alone, computed in one piece
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.factories import tiny_model
-from tests.oracles.sequential_generate import sequential_logits
+from tests.oracles.recording import RecordingSampler, check_bits
 
 from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
-from foreword.core.outputs import SampledToken, SamplingRow
 from foreword.core.sampling_params import SamplingParams
 from foreword.engine.engine import Engine
 from foreword.models.base import Model
 from foreword.models.registry import WeightDtype
-from foreword.ops.backend import F32, Backend
+from foreword.ops.backend import Backend
 from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.reference import ReferenceBackend
 from foreword.runner.kv_storage import KVStorage
 from foreword.runner.model_runner import ModelRunner
-from foreword.runner.sampler import Sampler
 
 VOCAB = 64
 WEIGHTS: tuple[WeightDtype, ...] = ("q4", "q8", "f32")
-
-
-class RecordingSampler(Sampler):
-    """Keeps the bytes of every row of logits, by the tokens that came before."""
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
-        self.seen: dict[tuple[int, ...], set[bytes]] = {}
-
-    def sample(self, logits: F32, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-        for row_logits, row in zip(logits, rows, strict=True):
-            self.seen.setdefault(tuple(row.token_ids), set()).add(row_logits.tobytes())
-        return super().sample(logits, rows)
 
 
 @dataclass(frozen=True)
@@ -112,21 +95,6 @@ class Models:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
-
-
-def check_bits(recorder: RecordingSampler, model: Model, kv_dtype: KVDtype) -> None:
-    """Every recorded row equals, to the bit, that of its tokens run alone, one at a time."""
-    left = set(recorder.seen)
-    while left:
-        longest = max(left, key=len)
-        rows = sequential_logits(model, longest, kv_dtype=np.float16 if kv_dtype == "f16" else np.float32)
-        assert np.isfinite(rows).all()
-        for length in range(1, len(longest) + 1):
-            prefix = longest[:length]
-            if prefix in left:
-                left.discard(prefix)
-                expected = rows[length - 1].tobytes()
-                assert recorder.seen[prefix] == {expected}, f"differing bits after {length} tokens"
 
 
 def run(workload: Workload, model: Model, backend: Backend) -> RecordingSampler:
