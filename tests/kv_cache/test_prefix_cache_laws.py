@@ -68,8 +68,8 @@ class Store:
             self.pool.release(reversed(match.blocks))
             self.cache.released(path, match.num_tokens)
             return []
-        if match.num_tokens:
-            self.cache.touch(path, len(match.blocks) * SIZE or match.num_tokens, self.now)
+        if match.blocks:
+            self.cache.touch(path, len(match.blocks) * SIZE, self.now)  # the partial block is not held, not used
         table = match.blocks + array("i", fresh)
         for index in range(len(match.blocks), len(table)):
             self.rows[table[index]] = [tuple(token_ids[: index * SIZE + row + 1]) for row in range(SIZE)]

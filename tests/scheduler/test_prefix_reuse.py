@@ -244,6 +244,11 @@ def test_a_pinned_prefix_stays_and_gives_way_only_to_a_request_that_could_not_ru
     engine.manager.unpin(pin)
     assert engine.manager.pool.num_held == 0
 
+    ask(engine, text(0, 64))
+    assert engine.manager.pin(b"", tokens) is not None
+    engine.manager.reset()
+    assert engine.manager.pool.num_free == 16
+
 
 def test_a_pin_beyond_its_share_is_refused() -> None:
     engine = make_engine(num_blocks=15)
@@ -342,6 +347,7 @@ def test_explain_names_the_first_differing_token_and_the_cause() -> None:
     assert explain([*prompt, 5, 6]) == (50, MissCause.NEVER_SEEN, 5, None)
     assert explain([1005, 6]) == (0, MissCause.CHANGED, 1005, prompt[0])
     assert explain(prompt, b"other") == (0, MissCause.OTHER_NAMESPACE, prompt[0], None)
+    assert explain([prompt[0], 1005, 1006], b"other") == (0, MissCause.NEVER_SEEN, prompt[0], None)
     assert explain([1005] * 20, b"other") == (0, MissCause.NEVER_SEEN, 1005, None)
     ask(engine, text(2, 300), max_tokens=1)
     assert explain(prompt)[1] is MissCause.EVICTED

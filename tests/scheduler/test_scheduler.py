@@ -50,6 +50,18 @@ def test_the_naive_loop_computes_104950_tokens_for_1000_plus_100_and_the_cached_
     assert computed == {False: 1099, True: 104_950}
 
 
+def test_the_naive_loop_shares_the_budget_in_order_of_admission() -> None:
+    engine = make_engine(token_budget=24, recompute_all=True)
+    requests = [engine.add([i] * 16, max_tokens=5, n=2) for i in range(2)]
+
+    engine.run()
+
+    for request in requests:
+        assert_exact(engine, request)
+    assert engine.scheduler.counters.computed_tokens == 4 * sum(range(16, 21))
+    assert engine.scheduler.counters.recomputed_tokens == 4 * (sum(range(16, 21)) - 20)
+
+
 def test_decoding_goes_on_in_every_step_of_a_long_prefill() -> None:
     engine = make_engine(token_budget=8)
     short = engine.add([1, 2, 3], max_tokens=40)
@@ -246,6 +258,20 @@ def test_a_failed_step_is_discarded_and_its_sequences_compute_again() -> None:
     assert engine.manager.pool.num_free == 64
 
 
+def test_a_failed_step_passes_over_sequences_that_were_aborted_meanwhile() -> None:
+    engine = make_engine()
+    gone, stays = engine.add([1] * 9, max_tokens=2), engine.add([2] * 9, max_tokens=2)
+    output = engine.schedule()
+    assert output is not None
+    engine.scheduler.abort(gone.request_id)
+
+    engine.scheduler.discard(output)
+    engine.run()
+
+    assert gone.sequences[0].finish_reason is FinishReason.ABORT
+    assert_exact(engine, stays)
+
+
 def test_a_step_with_a_token_missing_is_refused_and_nothing_changes() -> None:
     engine = make_engine()
     request = engine.add([1, 2], max_tokens=2)
@@ -337,3 +363,131 @@ def test_an_idle_scheduler_has_nothing_to_do() -> None:
 
     assert engine.schedule() is None
     assert engine.scheduler.counters.waste_ratio == 0.0
+
+
+def test_a_running_sequence_takes_back_the_blocks_of_forks_that_only_wait() -> None:
+    engine = make_engine(num_blocks=4, watermark=0.0)
+    forked = engine.add(range(16), n=2, max_tokens=1)
+    running = engine.add([9] * 16, max_tokens=4)
+    engine.step()
+    assert engine.manager.holds(forked.sequences[1])
+
+    engine.step()
+
+    assert not engine.manager.holds(forked.sequences[1])
+    engine.run()
+    assert_exact(engine, forked)
+    assert_exact(engine, running)
+    assert running.sequences[0].num_preemptions == 0
+
+
+def test_a_waiting_fork_gives_way_when_the_first_in_line_could_not_run() -> None:
+    engine = make_engine(num_blocks=4, watermark=0.0, max_num_seqs=1)
+    forked = engine.add(range(16), n=2, max_tokens=1)
+    engine.step()
+    first = engine.add([9] * 25, max_tokens=2)
+    engine.scheduler._waiting.push_front(first.sequences[0])
+
+    engine.run()
+
+    assert_exact(engine, first)
+    assert_exact(engine, forked)
+
+
+def test_a_sequence_whose_turn_was_planned_can_still_be_preempted_in_the_same_step() -> None:
+    engine = make_engine(num_blocks=5, watermark=0.0, token_budget=64)
+    small = engine.add([1] * 10, max_tokens=4)
+    large = engine.add([2] * 24, max_tokens=4)
+    engine.step()
+
+    output = engine.schedule()
+
+    assert output is not None
+    assert output.preempted == (small.sequences[0].sequence_id,)
+    assert [s.sequence_id for s in output.sequences] == [large.sequences[0].sequence_id]
+    engine.complete(output)
+    engine.run()
+    assert_exact(engine, small)
+    assert_exact(engine, large)
+
+
+def test_a_sequence_preempted_three_times_runs_to_its_end_on_reserved_blocks() -> None:
+    engine = make_engine(num_blocks=10, watermark=0.0)
+    guaranteed = engine.add([1] * 8, max_tokens=57)
+    guaranteed.sequences[0].num_preemptions = 3
+    others = [engine.add([2 + i] * 8, max_tokens=40) for i in range(3)]
+
+    engine.run()
+
+    assert guaranteed.sequences[0].num_preemptions == 3
+    assert guaranteed.sequences[0].usage.recomputed_tokens == 0
+    for request in [guaranteed, *others]:
+        assert_exact(engine, request)
+
+
+def test_a_guaranteed_sequence_takes_a_pin_that_came_after_its_guarantee() -> None:
+    cache = CacheConfig(num_blocks=8, block_size=8, prefix_cache="radix", pin_share=0.5)
+    engine = SimulatedEngine(cache, SchedulerConfig(max_num_seqs=4, token_budget=32, max_model_len=64))
+    stored = engine.add(range(32), max_tokens=1)
+    engine.run()
+    guaranteed = engine.add([1] * 8, max_tokens=50)
+    guaranteed.sequences[0].num_preemptions = 3
+    engine.step()
+    assert engine.manager.pin(b"", list(stored.prompt_token_ids)) is not None
+
+    engine.run()
+
+    assert_exact(engine, guaranteed)
+    assert not engine.manager.drop_oldest_pin()
+
+
+def test_a_guaranteed_sequence_that_finds_no_room_waits_for_the_next_step() -> None:
+    engine = make_engine(num_blocks=4)
+    request = engine.add([1] * 8, max_tokens=20)
+    request.sequences[0].num_preemptions = 3
+    engine.step()
+    engine.scheduler.manager.config = CacheConfig(num_blocks=4, block_size=8)  # no checks: blocks are taken by hand
+    blocks = engine.manager.pool.allocate(3)
+    assert blocks is not None
+
+    assert engine.scheduler.schedule(50) is None
+
+    engine.manager.pool.release(blocks)
+    engine.run()
+    assert_exact(engine, request)
+
+
+def test_blocks_that_cannot_be_evicted_now_are_waited_for() -> None:
+    cache = CacheConfig(num_blocks=8, block_size=8, prefix_cache="radix")
+    engine = SimulatedEngine(cache, SchedulerConfig(max_num_seqs=4, token_budget=32, max_model_len=64))
+    engine.add(range(32), max_tokens=1)
+    engine.run()
+    (node,) = engine.manager.prefix_cache._nodes()  # type: ignore[attr-defined]
+    tail = node.blocks[-1:]
+    engine.manager.pool.acquire(tail)  # held by hand: the blocks before it count as available and cannot go
+    request = engine.add([1] * 8, max_tokens=50)
+    while engine.scheduler.schedule(99) is not None:
+        output = engine.scheduler._pending
+        assert output is not None
+        engine.scheduler.update(output, engine.runner.run(output))
+
+    engine.manager.pool.release(tail)
+    engine.run()
+
+    assert_exact(engine, request)
+    assert request.sequences[0].num_preemptions >= 1
+
+
+def test_damage_to_queues_and_sequences_is_found_out() -> None:
+    engine = make_engine()
+    request = engine.add([1] * 8, max_tokens=20)
+    engine.step()
+    sequence = request.sequences[0]
+
+    sequence.num_computed_tokens += 100
+    with pytest.raises(InvariantError, match="108 tokens computed, 8 slots"):
+        engine.scheduler.check_invariants()
+    sequence.num_computed_tokens -= 100
+    engine.scheduler._running.discard(sequence)
+    with pytest.raises(InvariantError, match="in no queue"):
+        engine.scheduler.check_invariants()

@@ -105,11 +105,6 @@ class KVCacheManager:
         self.free(sequence)
         del self._paths[sequence.sequence_id]
 
-    @property
-    def num_available_blocks(self) -> int:
-        """Blocks to be had without taking any from a sequence."""
-        return self.pool.num_available
-
     def match(self, sequence: Sequence) -> PrefixMatch:
         """Longest stored prefix of the sequence's known tokens, short of the last one. Changes nothing.
 
@@ -273,8 +268,8 @@ class KVCacheManager:
 
     def reset(self) -> None:
         """Forget every stored prefix, and every pin. Running sequences keep their blocks."""
-        while self.drop_oldest_pin():
-            pass
+        for pin in list(self._pins):
+            self.unpin(pin)
         self.prefix_cache.reset()
         for holding in self._holdings.values():
             holding.num_committed = 0
@@ -329,12 +324,8 @@ class KVCacheManager:
         fresh = self._take(num_fresh, keep)
         if fresh is None:
             return None
-        copies = []
-        for index, block in zip(shared, fresh, strict=False):
-            source = table.replace(index, block)
-            self._copy_sources.append(source)
-            if index * self.config.block_size < start:  # rows before `start` are still wanted
-                copies.append(BlockCopy(source, block))
+        copies = [BlockCopy(table.replace(index, block), block) for index, block in zip(shared, fresh, strict=False)]
+        self._copy_sources.extend(copy.source for copy in copies)  # the table's hold on them lasts until they ran
         table.append(fresh[len(shared) :])
         self.stats.copied_blocks += len(copies)
         return Allocation(tuple(fresh), tuple(copies))

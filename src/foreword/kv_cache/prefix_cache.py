@@ -93,7 +93,7 @@ class PrefixCache(Protocol):
         ...
 
     def touch(self, path: TokenPath, num_tokens: int, now: int) -> None:
-        """A match of `num_tokens` tokens was used: keep what it covers longer."""
+        """A match of `num_tokens` tokens is used, and its blocks are held: keep what it covers longer."""
         ...
 
     def insert(self, path: TokenPath, num_tokens: int, blocks: "array[int]", now: int) -> Insertion:

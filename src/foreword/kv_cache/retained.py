@@ -1,10 +1,11 @@
 """What an index keeps: entries as retention sees them, and queues of those that may go."""
 
 import heapq
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 
-class Retained:
+class Retained(ABC):
     """What retention needs to know of an entry. Indexes extend it."""
 
     __slots__ = (
@@ -33,19 +34,19 @@ class Retained:
         self.stamp = 0  # identifies the entry's newest place in the queue; 0 = in no queue
 
     @property
+    @abstractmethod
     def is_leaf(self) -> bool:
         """True when nothing stored continues the entry."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def num_blocks(self) -> int:
         """Blocks that go with the entry."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def num_tokens(self) -> int:
         """Tokens up to the entry's end: what finding it saves."""
-        raise NotImplementedError
 
 
 Place = tuple[int, float, int, Retained]

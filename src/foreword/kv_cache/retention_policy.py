@@ -9,7 +9,10 @@ from foreword.kv_cache.retained import Retained
 
 
 class RetentionPolicy(Protocol):
-    """An order among entries. `key`: smallest goes first; it may grow with uses, and falls only as `used` tells."""
+    """An order among entries. `key`: smallest goes first; it may grow with uses, and falls only as `used` tells.
+
+    An entry that was used grows no more: what continues it is another entry.
+    """
 
     def stored(self, entry: Retained, num_blocks: int) -> None:
         """The entry has grown by `num_blocks` blocks."""
@@ -117,11 +120,6 @@ class SegmentedLRU(LeastRecentlyUsed):
         self._limit = int(capacity * protected_share)
         self._protected: OrderedDict[Retained, None] = OrderedDict()
         self._num_protected_blocks = 0
-
-    def stored(self, entry: Retained, num_blocks: int) -> None:
-        """Growth counts where the entry stands."""
-        if entry.is_protected:
-            self._num_protected_blocks += num_blocks
 
     def split(self, upper: Retained, lower: Retained) -> None:
         """Both parts stay in the segment they were in."""

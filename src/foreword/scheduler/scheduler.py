@@ -274,7 +274,7 @@ class Scheduler:
             keep += growth + self._watermark
         if start.source is not None:
             self._fork(start.source, sequence)
-        for match in (start.match, start.match.whole_blocks(config.block_size)):  # the second needs no copy
+        for match in start.matches(config.block_size):
             begin = match.num_tokens or sequence.num_computed_tokens
             num_tokens = min(sequence.num_tokens - begin, plan.token_budget)
             later = config.blocks_for(target) - config.blocks_for(begin + num_tokens)
@@ -283,8 +283,6 @@ class Scheduler:
                 self._start(sequence, begin)
                 plan.add(sequence, num_tokens, allocation)
                 return True
-            if match.partial is None:
-                break
         if start.source is not None:
             self._drop_blocks(sequence)
         return False
@@ -353,9 +351,8 @@ class Scheduler:
         if any(sibling in self._running and sibling is not sequence for sibling in siblings):
             return
         for sibling in siblings:
-            if sibling in self._waiting and shared_len(sibling):
-                if not self.manager.holds(sibling):
-                    self._fork(sequence, sibling)
+            if sibling in self._waiting and shared_len(sibling) and not self.manager.holds(sibling):
+                self._fork(sequence, sibling)
                 return
 
     def _take_token(self, sequence: Sequence, token: SampledToken) -> SequenceStep:

@@ -33,6 +33,12 @@ class Start:
     source: Sequence | None = None
     match: PrefixMatch = NO_MATCH
 
+    def matches(self, block_size: int) -> list[PrefixMatch]:
+        """Ways to begin, best first: with the whole hit, or without its partial block if the copy has no room."""
+        if self.match.partial is None:
+            return [self.match]
+        return [self.match, self.match.whole_blocks(block_size)]
+
 
 def shared_len(sequence: Sequence) -> int:
     """Leading tokens a sequence can take from any sibling that has computed the prompt."""
