@@ -70,7 +70,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(chat: Terminal) -> None:
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave(chat: Terminal) -> None:
-    chat.type("\x03")
+    chat.type("\x03\n")  # Python notices a signal that comes right before it waits for a key only with the next line
     chat.read_until("Ctrl-D or /quit to leave")
     chat.read_until("> ")
     chat.type("/quit\n")
