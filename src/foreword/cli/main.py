@@ -14,6 +14,7 @@ from foreword.cli.console import one_line
 from foreword.cli.doctor import doctor
 from foreword.cli.generate import generate
 from foreword.cli.pull import pull
+from foreword.cli.replay import replay
 from foreword.core.errors import ForewordError, InvariantError
 
 EXIT_REFUSED = 2
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pull, generate, chat, bench, doctor):
+for command in (pull, generate, chat, bench, replay, doctor):
     app.command()(command)
 
 

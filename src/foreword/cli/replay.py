@@ -1,0 +1,247 @@
+"""`foreword replay`: what a recorded trace would find in the prefix cache, for any policy, capacity and block size."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foreword.cli.console import err_console, human_bytes, out_console, write_json
+from foreword.cli.options import JsonFlag, QuietFlag, grouped
+from foreword.cli.session import find_model
+from foreword.core.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from foreword.core.config import RetentionKind
+    from foreword.replay.replay import ReplayOptions, ReplayResult, Row
+    from foreword.replay.trace import TraceOptions
+
+_SHOW_AFTER_S = 1.0
+
+
+class Policy(StrEnum):
+    """Which cached prefix goes first."""
+
+    slru = "slru"
+    lru = "lru"
+    lfu = "lfu"
+    cost = "cost"
+    all = "all"
+
+
+class Index(StrEnum):
+    """How prefixes are found."""
+
+    radix = "radix"
+    hash = "hash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Which caches the trace is run through."""
+
+    policy: Annotated[list[Policy] | None, typer.Option(help="May be repeated. Default: slru, the engine's.")] = None
+    capacity: Annotated[
+        str | None,
+        typer.Option(help="Blocks of the pool, e.g. 3000,10000. Default: 1 % to 100 % of the trace's distinct blocks."),
+    ] = None
+    block_size: Annotated[int | None, typer.Option(help="Tokens a block. Default: the trace's own, or 16.")] = None
+    index: Annotated[Index, typer.Option(help="How prefixes are found.")] = Index.radix
+    scheduler: Annotated[
+        bool, typer.Option("--scheduler", help="Go through the real scheduler too: slower, stricter.")
+    ] = False
+    optimum: Annotated[bool, typer.Option(help="The clairvoyant optimum for each capacity.")] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """How the trace is read."""
+
+    max_requests: Annotated[int | None, typer.Option(help="Stop after so many.")] = None
+    at_once: Annotated[int, typer.Option(help="Conversations that run at a time, where a line is one.")] = 16
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="For text: the model whose tokenizer to use. Default: a token a byte."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What comes out."""
+
+    plot: Annotated[Path | None, typer.Option(help="Picture of hit rate against memory: .svg, .png, .pdf.")] = None
+    kv_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of K and V a token takes, to show memory too (SmolLM2 f16: 23040).")
+    ] = None
+    json: JsonFlag = False
+    quiet: QuietFlag = False
+
+
+@grouped
+def replay(
+    trace: Annotated[Path, typer.Argument(help="JSON lines, plain or gzip.", show_default=False)],
+    *,
+    compared: Compared,
+    read: Read,
+    shown: Shown,
+) -> None:
+    """Run a recorded trace through the prefix cache, without a model.
+
+    Takes Mooncake, kv-cache-tester (compact), conversations with messages, and plain lines of token_ids or block_ids.
+    Hits are shown beside a cache without bounds and the clairvoyant optimum.
+    """
+    from foreword.replay.plot import check_plot, save_plot
+    from foreword.replay.replay import replay as run
+    from foreword.replay.trace import Trace
+
+    if shown.kv_bytes is not None and shown.kv_bytes < 1:
+        raise InvalidRequestError("kv_bytes", "at least 1", shown.kv_bytes)
+    if shown.plot is not None:
+        check_plot(shown.plot)
+    options = _replay_options(compared)
+    opened = Trace(trace.expanduser(), _trace_options(compared, read))
+    with _progress(hidden=shown.quiet or shown.json) as tell:
+        result = run(opened, options, tell)
+    if shown.plot is not None:
+        save_plot(result, shown.plot, shown.kv_bytes)
+    if shown.json:
+        write_json(result.as_json())
+    else:
+        _print(result, shown.kv_bytes)
+
+
+def _replay_options(compared: Compared) -> "ReplayOptions":
+    from foreword.replay.replay import ReplayOptions
+
+    asked = compared.policy or [Policy.slru]
+    every: tuple[RetentionKind, ...] = ("slru", "lru", "lfu", "cost")
+    return ReplayOptions(
+        policies=every if Policy.all in asked else tuple(name for name in every if name in asked),
+        capacities=() if compared.capacity is None else _capacities(compared.capacity),
+        index=compared.index.value,
+        scheduler=compared.scheduler,
+        optimum=compared.optimum,
+    )
+
+
+def _capacities(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise InvalidRequestError(
+            "capacity", "numbers of blocks with commas between, such as 3000,10000", text
+        ) from None
+
+
+def _trace_options(compared: Compared, read: Read) -> "TraceOptions":
+    from foreword.replay.trace import TraceOptions, byte_tokens
+
+    encode = byte_tokens if read.tokenizer is None else _tokenizer(read.tokenizer)
+    return TraceOptions(
+        block_size=compared.block_size, at_once=read.at_once, max_requests=read.max_requests, encode=encode
+    )
+
+
+def _tokenizer(model: str) -> Callable[[str], list[int]]:
+    from foreword.models.files import open_model_files
+    from foreword.text.loading import load_text
+
+    tokenizer, _ = load_text(open_model_files(find_model(model)))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
+@contextmanager
+def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr, once the work has gone on for a second."""
+    console = err_console()
+    if hidden or not console.is_terminal:
+        yield lambda what, done: None
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task("reading", total=1.0)
+    started = time.monotonic()
+    is_shown = False
+
+    def tell(what: str, done: float) -> None:
+        nonlocal is_shown
+        bar.update(task, description=what, completed=done)
+        if not is_shown and time.monotonic() - started > _SHOW_AFTER_S:
+            bar.start()
+            is_shown = True
+
+    try:
+        yield tell
+    finally:
+        if is_shown:
+            bar.stop()
+
+
+def _print(result: "ReplayResult", kv_bytes: int | None) -> None:
+    from rich.table import Table
+
+    from foreword.replay.chart import chart
+
+    console = out_console()
+    unbounded = result.unbounded
+    console.print(
+        f"{result.trace} ({result.trace_format}): {unbounded.requests:,} requests, {unbounded.tokens:,} tokens, "
+        f"{unbounded.blocks:,} blocks of {result.block_size} tokens, {result.distinct_blocks:,} distinct; "
+        f"{result.options.index} index",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in (
+        "policy",
+        "blocks",
+        *(["memory"] if kv_bytes else []),
+        "block hit",
+        "token hit",
+        "of optimum",
+        "evicted",
+    ):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    best = {row.capacity: row.tally.hit_blocks for row in result.of_policy("optimum")}
+    for row in sorted(result.rows, key=lambda row: row.capacity):  # stable: policies as asked for
+        table.add_row(*_cells(row, best.get(row.capacity), result.block_size, kv_bytes))
+    table.add_row(
+        "infinite",
+        f"{result.distinct_blocks:,}",
+        *([human_bytes(result.distinct_blocks * result.block_size * kv_bytes)] if kv_bytes else []),
+        f"{unbounded.block_hit_ratio:.2%}",
+        f"{unbounded.token_hit_ratio:.2%}",
+        "",
+        "0",
+    )
+    console.print(table)
+    refused = max(row.tally.refused for row in result.rows)
+    if refused:
+        console.print(f"up to {refused:,} requests were longer than a whole pool: counted as missed", markup=False)
+    if len({row.capacity for row in result.rows}) > 1:
+        console.print("\n".join(["", "token hit", *chart(result)]), markup=False, soft_wrap=True)
+
+
+def _cells(row: "Row", best: int | None, block_size: int, kv_bytes: int | None) -> list[str]:
+    tally = row.tally
+    return [
+        row.policy,
+        f"{row.capacity:,}",
+        *([human_bytes(row.capacity * block_size * kv_bytes)] if kv_bytes else []),
+        f"{tally.block_hit_ratio:.2%}",
+        f"{tally.token_hit_ratio:.2%}",
+        f"{tally.hit_blocks / best:.3f}" if best else "",
+        f"{tally.evicted_blocks:,}",
+    ]
