@@ -5,17 +5,21 @@ Regime     1 row: memory bandwidth; copies of each matrix are read in turn, as a
            that caches hold little of them. 16 and 512 rows: arithmetic.
 Ideal      1 row: the read bandwidth measured in the same run. More rows, on a Zen 3 core: 43 multiply-adds a cycle
            for 4 bits (3 vector operations a cycle, 2 for each 32), 32 for 8 bits, 16 for f32.
-Baseline   NumPy's BLAS on the same weights in f32, all its threads, interleaved with ours.
+Baseline   NumPy's BLAS on the same weights in f32, all its threads, interleaved with ours. Its threads are told to
+           sleep at once between calls: by default they spin for milliseconds, on the processors that ours then need.
 Run        python benchmarks/kernels/bench_matmul.py [seconds a row]
 """
 
 import json
+import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # log2 of cycles; read when NumPy loads it
 
 import numpy as np
 from gguf import GGMLQuantizationType
