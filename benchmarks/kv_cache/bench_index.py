@@ -3,7 +3,7 @@
 Question   match and insert of a 100,000-token prompt, eviction and bytes a block, from 10,000 to 1,000,000 blocks.
 Regime     bookkeeping: memory comparison and Python objects.
 Ideal      one pass over 400 kB of tokens (about 0.05 ms) and 6,250 block ids.
-Run        python benchmarks/kv_cache/bench_index.py [radix|hash]
+Run        python -m benchmarks.kv_cache.bench_index [radix|hash]
 """
 
 import gc

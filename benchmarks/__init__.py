@@ -1,0 +1,1 @@
+"""Measurements: each file states its question, its bound and how to run it."""
