@@ -15,6 +15,7 @@ from foreword.cli.doctor import doctor
 from foreword.cli.generate import generate
 from foreword.cli.pull import pull
 from foreword.cli.replay import replay
+from foreword.cli.serve import serve
 from foreword.core.errors import ForewordError, InvariantError
 
 EXIT_REFUSED = 2
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pull, generate, chat, bench, replay, doctor):
+for command in (pull, generate, chat, serve, bench, replay, doctor):
     app.command()(command)
 
 

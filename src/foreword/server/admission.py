@@ -1,0 +1,55 @@
+"""The door: how many requests, and how many of their tokens, may wait for their first token."""
+
+from foreword.core.errors import QueueFullError
+from foreword.server.limits import Limits
+
+
+class Admission:
+    """Counts what waits. Event loop only."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.num_requests = 0
+        self.num_tokens = 0
+
+    def enter(self) -> "Ticket":
+        """A place in the queue, before any work is done for the request.
+
+        Raises:
+            QueueFullError: as many wait as may.
+        """
+        if self.num_requests >= self._limits.max_queued_requests:
+            raise QueueFullError(f"{self.num_requests} requests wait already")
+        self.num_requests += 1
+        return Ticket(self)
+
+    def charge(self, num_tokens: int) -> None:
+        """Count tokens; more than may wait are let in only when nothing else waits."""
+        if self.num_tokens and self.num_tokens + num_tokens > self._limits.max_queued_tokens:
+            raise QueueFullError(f"{self.num_tokens} tokens wait already")
+        self.num_tokens += num_tokens
+
+
+class Ticket:
+    """One request's place in the queue."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._num_tokens = 0
+        self._is_held = True
+
+    def charge(self, num_tokens: int) -> None:
+        """Say how many tokens wait with the request.
+
+        Raises:
+            QueueFullError: too many tokens wait.
+        """
+        self._admission.charge(num_tokens)
+        self._num_tokens += num_tokens
+
+    def leave(self) -> None:
+        """The request waits no more: it has its first token, or is over. Harmless when said twice."""
+        if self._is_held:
+            self._is_held = False
+            self._admission.num_requests -= 1
+            self._admission.num_tokens -= self._num_tokens

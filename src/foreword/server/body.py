@@ -1,0 +1,107 @@
+"""Reading a request's body: bounded in bytes and time while it comes in, and then decoded into one strict type."""
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from foreword.server.errors import ApiError, ClientGoneError, cut
+from foreword.server.limits import Limits
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
+
+
+class BodyReader:
+    """Reads bodies. `buffered_bytes` is what all bodies under way take together."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.buffered_bytes = 0
+
+    async def read(self, request: Request, decoder: "msgspec.json.Decoder[StructT]") -> StructT:
+        """The body as `decoder`'s type.
+
+        Raises:
+            ApiError: 400 malformed, 408 too slow, 413 too large, 415 not JSON, 429 too many bodies at once.
+            ClientGoneError: the client left.
+        """
+        check_content_type(request)
+        data = await self._receive(request)
+        try:
+            return decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise as_refusal(error) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ApiError(400, f"the body is not valid JSON: {error}") from None
+        except RecursionError:
+            raise ApiError(400, "the body is not valid JSON: it is nested too deep") from None
+
+    async def _receive(self, request: Request) -> bytes:
+        limits = self._limits
+        if _declared_length(request) > limits.max_body_bytes:
+            raise _too_large(limits)
+        data = bytearray()
+        try:
+            async with asyncio.timeout(limits.body_timeout_s):
+                async for chunk in request.stream():
+                    self.buffered_bytes += len(chunk)
+                    data += chunk
+                    if len(data) > limits.max_body_bytes:
+                        raise _too_large(limits)
+                    if self.buffered_bytes > limits.max_buffered_body_bytes:
+                        raise _too_many(limits)
+        except TimeoutError:
+            raise ApiError(408, "the body did not come in time", headers={"connection": "close"}) from None
+        except ClientDisconnect:
+            raise ClientGoneError("the client left while sending") from None
+        finally:
+            self.buffered_bytes -= len(data)
+        return bytes(data)
+
+
+def check_content_type(request: Request) -> None:
+    """Demand plain JSON: a browser sends nothing else across origins without asking first.
+
+    Raises:
+        ApiError: 415.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "content-type must be application/json", headers={"connection": "close"})
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "content-encoding is not supported", headers={"connection": "close"})
+
+
+def as_refusal(error: msgspec.ValidationError) -> ApiError:
+    """A type error as 400, with the name of the field. Its text holds types and bounds; of values only enum names."""
+    text = str(error)
+    found = _PATH.search(text)
+    path = found[1] if found else ""
+    message = _PATH.sub("", text)
+    named = _FIELD.search(message)
+    if named is not None:
+        path = f"{path}.{named[1]}" if path else named[1]
+    code = "unknown_parameter" if "unknown field" in message else None
+    if "required field" in message:
+        code = "missing_required_parameter"
+    path = cut(path)
+    return ApiError(400, cut(f"{path}: {message}" if path else message), path or None, code)
+
+
+def _declared_length(request: Request) -> int:
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdecimal() and len(length) < 20 else 0
+
+
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError(413, f"the body is larger than {limits.max_body_bytes} bytes", headers={"connection": "close"})
+
+
+def _too_many(limits: Limits) -> ApiError:
+    headers = {"connection": "close", "retry-after": str(limits.retry_after_s)}
+    return ApiError(429, "too many large requests at once", None, "rate_limit_exceeded", headers)

@@ -1,0 +1,40 @@
+"""What is known of the request being answered, beside its body."""
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from foreword.server.tenants import Tenant
+
+SCOPE_KEY = "foreword.context"
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Made by the gate; routes add what the log line should tell."""
+
+    request_id: str
+    tenant: Tenant | None = None
+    started: float = field(default_factory=time.monotonic)
+    status: int = 0
+    facts: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request's head was read."""
+        return time.monotonic() - self.started
+
+
+def context_of(request: Request) -> RequestContext:
+    """The context the gate has made."""
+    context = request.scope[SCOPE_KEY]
+    assert isinstance(context, RequestContext)
+    return context
+
+
+def tenant_of(request: Request) -> Tenant:
+    """Who asks; the gate lets nobody through to a route without knowing."""
+    tenant = context_of(request).tenant
+    assert tenant is not None
+    return tenant

@@ -1,0 +1,185 @@
+"""Answers under way: from the engine's steps to pieces of text, for one request of a client."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from starlette.types import Receive
+
+from foreword.core.outputs import SequenceStep
+from foreword.core.sampling_params import SamplingParams
+from foreword.core.sequence import Usage
+from foreword.engine.engine import Engine
+from foreword.engine.engine_stream import EngineStream
+from foreword.llm.generation import GenerationTracker
+from foreword.llm.outputs import PositionLogprobs, RequestOutput
+from foreword.server.account import Account, account
+from foreword.server.admission import Ticket
+from foreword.server.errors import ClientGoneError
+from foreword.server.metrics import Metrics
+from foreword.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a step added to one continuation."""
+
+    prompt_index: int
+    index: int  # which of the prompt's n continuations
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: list[PositionLogprobs]  # of `token_ids`; empty where none were asked for
+    finish_reason: str | None
+    stop_reason: str | int | None
+    usage: Usage  # the prompt's account so far
+
+
+class StepReceiver:
+    """Makes pieces of steps, in the engine's thread.
+
+    `on_finish` is told of each continuation that ends by itself, before the client can see its end.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[RequestOutput],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        on_finish: Callable[[RequestOutput, int], None],
+    ) -> None:
+        self._engine = engine
+        self._on_finish = on_finish
+        self._started: set[str] = set()
+        self._trackers = {
+            output.request_id: (
+                index,
+                GenerationTracker(output, params, tokenizer, partial(engine.finish, output.request_id)),
+            )
+            for index, output in enumerate(outputs)
+        }
+
+    def __call__(self, step: SequenceStep) -> Piece:
+        """Take in one record."""
+        prompt_index, tracker = self._trackers[step.request_id]
+        delta = tracker.apply(step, prompt_index)
+        answer = tracker.output.outputs[step.index]
+        if delta.finish_reason is not None:
+            self._on_finish(tracker.output, step.index)
+        logprobs = answer.logprobs[-len(delta.token_ids) :] if answer.logprobs and delta.token_ids else []
+        return Piece(
+            prompt_index=prompt_index,
+            index=step.index,
+            text=delta.text,
+            token_ids=delta.token_ids,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=answer.stop_reason if delta.finish_reason is not None else None,
+            usage=self._usage(tracker.output),
+        )
+
+    def _usage(self, output: RequestOutput) -> Usage:
+        """The account; with the first piece it counts as written what will be, as the prompt's end is stored last."""
+        usage = output.usage
+        if output.request_id not in self._started:
+            self._started.add(output.request_id)
+            if self._engine.is_live(output.request_id):
+                return replace(usage, written_tokens=self._engine.expected_written(output.request_id))
+        return usage
+
+
+class Generation:
+    """All continuations of a client's request; event loop only, but for what the receiver does."""
+
+    def __init__(
+        self,
+        outputs: Sequence[RequestOutput],
+        stream: EngineStream[Piece],
+        ticket: Ticket,
+        metrics: Metrics,
+        started: float,
+    ) -> None:
+        self.outputs = list(outputs)  # complete once `is_over`; the engine's thread writes to them before
+        self._stream = stream
+        self._ticket = ticket
+        self._metrics = metrics
+        self._started = started
+        self._last: dict[tuple[int, int], float] = {}
+        self._is_counted = False
+        self.was_left = False
+
+    @property
+    def is_over(self) -> bool:
+        """True once everything was taken and nothing more will come."""
+        return self._stream.is_over
+
+    @property
+    def account(self) -> Account:
+        """The tokens of all prompts together; final once `is_over`."""
+        return account(output.usage for output in self.outputs)
+
+    async def take(self, timeout_s: float | None = None) -> list[Piece]:
+        """Pieces that have come; none when `timeout_s` passed or all is over.
+
+        Raises:
+            ForewordError: what ended the request before its time.
+        """
+        try:
+            pieces = await self._stream.take(timeout_s)
+        except Exception:
+            self._count(failed=True)
+            raise
+        if pieces:
+            self._ticket.leave()
+            self._time(pieces)
+        if self.is_over:
+            self._count()
+        return pieces
+
+    def close(self) -> None:
+        """End what still runs. Harmless when all is over."""
+        self._ticket.leave()
+        if not self._stream.is_over:
+            self._stream.close(ClientGoneError("the client has left"))
+            self._count(failed=True)
+
+    @asynccontextmanager
+    async def watched(self, receive: Receive) -> AsyncIterator[None]:
+        """While the answer is being made, see whether the client is still there; close it on every way out."""
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            self.close()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not self._stream.is_over:
+            self.was_left = True
+            self._metrics.cancelled()
+            self._stream.close(ClientGoneError("the client has left"))
+
+    def _time(self, pieces: Sequence[Piece]) -> None:
+        now = time.monotonic()
+        if not self._last:
+            self._metrics.first_token(now - self._started)
+        for piece in pieces:
+            key = piece.prompt_index, piece.index
+            before = self._last.get(key)
+            if before is not None and piece.token_ids:
+                self._metrics.next_token(now - before)
+            self._last[key] = now
+
+    def _count(self, *, failed: bool = False) -> None:
+        if self._is_counted:
+            return
+        self._is_counted = True
+        reasons = [answer.finish_reason for output in self.outputs for answer in output.outputs]
+        broken = "abort" if self.was_left else "error"
+        ended = [broken if failed or reason is None else reason for reason in reasons]
+        self._metrics.ended([o.usage for o in self.outputs], ended, time.monotonic() - self._started)

@@ -1,0 +1,31 @@
+"""Every bound of the server in one place. `docs/api.md` and the start-up summary tell them."""
+
+from dataclasses import dataclass
+
+MAX_PROMPTS = 128
+"""Prompts of one request; prompts times `n` are bounded by the same number."""
+MAX_N = 16
+MAX_LOGPROBS = 20
+MAX_TEXT = 256
+"""Characters of a caller's value that a log line or an error message may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server takes in and how long it waits."""
+
+    max_body_bytes: int = 8 << 20
+    max_buffered_body_bytes: int = 64 << 20  # of all requests being received together
+    max_head_bytes: int = 64 << 10  # request line and headers
+    max_headers: int = 100
+    max_connections: int = 1024
+    max_queued_requests: int = 256  # waiting for their first token
+    max_queued_tokens: int = 1 << 20
+    queue_timeout_s: float = 60.0
+    head_timeout_s: float = 10.0  # from the connection, or its last answer, to the end of the headers
+    body_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0  # a client that reads nothing
+    ping_interval_s: float = 15.0
+    grace_s: float = 30.0  # for running answers after SIGTERM
+    stuck_step_s: float = 30.0  # a step that takes longer makes the server unhealthy
+    retry_after_s: int = 1

@@ -1,0 +1,57 @@
+"""Logs as one JSON object a line, without prompts, keys or salts."""
+
+import logging
+import sys
+import time
+import traceback
+from typing import TextIO
+
+import msgspec
+
+from foreword.server.limits import MAX_TEXT
+
+logger = logging.getLogger("foreword.server")
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as JSON: control characters are escaped, so no value can forge a line; long values are cut."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _cut(record.getMessage()),
+        }
+        fields = getattr(record, "fields", None)
+        if isinstance(fields, dict):
+            entry |= {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
+        if record.exc_info and record.exc_info[0] is not None:
+            # Where it happened, not what it said: messages of errors may quote a prompt.
+            frames = traceback.extract_tb(record.exc_info[2])
+            entry["error"] = record.exc_info[0].__name__
+            entry["where"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames[-12:]]
+        return msgspec.json.encode(entry).decode()
+
+
+def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """Send foreword's and uvicorn's logs to stderr as JSON."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    for name in ("foreword", "uvicorn.error"):
+        named = logging.getLogger(name)
+        named.handlers = [handler]
+        named.propagate = False
+    logging.getLogger("foreword").setLevel(level)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start-up lines say what ours say
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+
+def log(event: str, level: int = logging.INFO, **fields: object) -> None:
+    """One event with its fields."""
+    logger.log(level, event, extra={"fields": fields})
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

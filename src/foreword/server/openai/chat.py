@@ -1,0 +1,173 @@
+"""`/v1/chat/completions`."""
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from foreword.core.sampling_params import SamplingParams
+from foreword.llm.outputs import PositionLogprobs
+from foreword.server.context import context_of, tenant_of
+from foreword.server.errors import ApiError, openai_body
+from foreword.server.generation import Generation, Piece
+from foreword.server.openai.logprobs import chat_logprobs
+from foreword.server.openai.messages import plain_messages
+from foreword.server.openai.schema import ChatRequest
+from foreword.server.service import Asker, Service
+from foreword.server.sse import EventStream, data_event, facts
+from foreword.server.status_routes import json_response
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+
+
+def chat_routes(service: Service) -> list[Route]:
+    """The route, bound to a service."""
+    decoder = msgspec.json.Decoder(ChatRequest)
+
+    async def chat(request: Request) -> Response:
+        body = await service.bodies.read(request, decoder)
+        service.check_model(body.model)
+        body.check()
+        params, messages = body.sampling_params(), plain_messages(body.messages)
+        answer = ChatAnswer(service, body.model, params)
+        generation = await _start(service, request, body, params, messages)
+        if body.stream:
+            writer = ChatWriter(answer, params.n, includes_usage=body.includes_usage, account_of=generation)
+            return EventStream(generation, writer, service.limits.ping_interval_s)
+        await collect(generation, request)
+        return json_response(answer.whole(generation), headers=generation.account.headers())
+
+    return [Route("/v1/chat/completions", chat, methods=["POST"])]
+
+
+async def _start(
+    service: Service,
+    request: Request,
+    body: ChatRequest,
+    params: SamplingParams,
+    messages: Sequence[dict[str, object]],
+) -> Generation:
+    tenant = tenant_of(request)
+    asker = Asker(tenant=tenant, namespace=tenant.namespace(body.cache_salt), started=context_of(request).started)
+    ticket = service.enter()
+    try:
+        kwargs = body.chat_template_kwargs
+        prompt = await service.off_loop(lambda: service.encode_chat(messages, asker.namespace, kwargs=kwargs))
+    except BaseException:
+        ticket.leave()
+        raise
+    return await service.generate([prompt], params, asker, ticket, remember=True)
+
+
+async def collect(generation: Generation, request: Request) -> None:
+    """Let an answer become whole; ends it when the client leaves.
+
+    Raises:
+        ForewordError: what ended it before its time.
+    """
+    context = context_of(request)
+    try:
+        async with generation.watched(request.receive):
+            while not generation.is_over:
+                await generation.take()
+    finally:
+        context.facts |= facts(generation)
+
+
+class ChatAnswer:
+    """Writes one answer's objects; id, time and model are the same in all of them."""
+
+    def __init__(self, service: Service, model: str, params: SamplingParams) -> None:
+        self._tokenizer = service.tokenizer
+        self._params = params
+        self._head = {"id": f"chatcmpl-{secrets.token_hex(16)}", "created": int(time.time()), "model": model}
+        self._fingerprint = service.fingerprint
+
+    def whole(self, generation: Generation) -> dict[str, object]:
+        """`chat.completion`."""
+        choices = [
+            {
+                "index": answer.index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": self._logprobs(answer.token_ids, answer.logprobs or []),
+                "finish_reason": answer.finish_reason,
+            }
+            for answer in generation.outputs[0].outputs
+        ]
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": generation.account.openai(),
+            "system_fingerprint": self._fingerprint,
+        }
+
+    def chunk(self, choices: list[dict[str, object]], usage: dict[str, object] | None = None) -> bytes:
+        """`chat.completion.chunk` as an event."""
+        value = {
+            **self._head,
+            "object": "chat.completion.chunk",
+            "choices": choices,
+            "usage": usage,
+            "system_fingerprint": self._fingerprint,
+        }
+        return data_event(value)
+
+    def choice(self, index: int, delta: dict[str, object], piece: Piece | None = None) -> dict[str, object]:
+        """A chunk's choice, with the piece's logprobs."""
+        found = None if piece is None or not piece.token_ids else self._logprobs(piece.token_ids, piece.logprobs)
+        return {"index": index, "delta": delta, "logprobs": found, "finish_reason": None}
+
+    def _logprobs(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> dict[str, object] | None:
+        if self._params.logprobs is None:
+            return None
+        shown = [
+            (token, position)
+            for token, position in zip(token_ids, positions, strict=True)
+            if not (self._params.skip_special_tokens and self._tokenizer.is_special(token))
+        ]
+        ids, kept = [token for token, _ in shown], [position for _, position in shown]
+        return {"content": chat_logprobs(self._tokenizer, ids, kept, self._params.logprobs), "refusal": None}
+
+
+class ChatWriter:
+    """Events of a chat answer: a role first, text as it comes, an empty delta with the reason of the end."""
+
+    ping = PING
+
+    def __init__(self, answer: ChatAnswer, n: int, *, includes_usage: bool, account_of: Generation) -> None:
+        self._answer = answer
+        self._includes_usage = includes_usage
+        self._generation = account_of
+        self._silent = set(range(n))
+
+    def pieces(self, pieces: Sequence[Piece]) -> bytes:
+        """One chunk a piece, and what belongs before and after it."""
+        return b"".join([part for piece in pieces for part in self._piece(piece)])
+
+    def end(self) -> bytes:
+        """The account, where it was asked for, and the end."""
+        account = self._generation.account.openai()
+        return (self._answer.chunk([], account) if self._includes_usage else b"") + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        """A data line with an error object; clients raise at it."""
+        return data_event(openai_body(error))
+
+    def _piece(self, piece: Piece) -> list[bytes]:
+        answer, parts = self._answer, []
+        if piece.index in self._silent:
+            self._silent.discard(piece.index)
+            role: dict[str, object] = {"role": "assistant", "content": "", "refusal": None}
+            parts.append(answer.chunk([answer.choice(piece.index, role)]))
+        if piece.text or (piece.token_ids and piece.logprobs):
+            parts.append(answer.chunk([answer.choice(piece.index, {"content": piece.text}, piece)]))
+        if piece.finish_reason is not None:
+            last = {**answer.choice(piece.index, {}), "finish_reason": piece.finish_reason}
+            parts.append(answer.chunk([last]))
+        return parts

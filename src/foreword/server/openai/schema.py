@@ -1,0 +1,255 @@
+"""What OpenAI's clients send, as strict types.
+
+A field is in one of three classes, told in `docs/api.md` and checked by a test against the official client's own list:
+
+    supported   has its documented effect
+    ignored     parsed, without effect, and harmless without one
+    refused     a value that would matter is a 400 with the field's name; null, and what means "no", is accepted
+
+A field in none of them is a 400.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from foreword.core.sampling_params import SamplingParams
+from foreword.server.errors import ApiError
+from foreword.server.limits import MAX_LOGPROBS, MAX_N
+from foreword.server.tenants import check_salt
+
+N = Annotated[int, Meta(ge=1, le=MAX_N)]
+TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+
+CHAT_IGNORED = (
+    "metadata",
+    "moderation",
+    "parallel_tool_calls",
+    "prediction",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+)
+CHAT_REFUSED = (
+    "audio",
+    "function_call",
+    "functions",
+    "modalities",
+    "reasoning_effort",
+    "response_format",
+    "tool_choice",
+    "tools",
+    "verbosity",
+    "web_search_options",
+)
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """How an answer is streamed."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # ignored: there is nothing to hide from on this machine
+
+
+class CacheBreakpoint(msgspec.Struct, forbid_unknown_fields=True):
+    """A marker of OpenAI's: accepted, without effect, since whatever matches is reused."""
+
+    mode: Literal["explicit"] | None = None
+    ttl: str | None = None
+
+
+class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """Text."""
+
+    text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
+
+
+class RefusalPart(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+    """A refusal of the assistant's, sent back."""
+
+    refusal: str
+
+
+class ImagePart(msgspec.Struct, tag="image_url", tag_field="type"):
+    """Not supported: nothing is ever fetched."""
+
+    image_url: Any = None
+
+
+class AudioPart(msgspec.Struct, tag="input_audio", tag_field="type"):
+    """Not supported."""
+
+    input_audio: Any = None
+
+
+class FilePart(msgspec.Struct, tag="file", tag_field="type"):
+    """Not supported."""
+
+    file: Any = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message. Tool calls and their results are not supported yet."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart | RefusalPart | ImagePart | AudioPart | FilePart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    audio: Any = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    function_call: Any = None
+    annotations: Any = None  # sent back from an answer: ignored
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields that both endpoints have. The second group are vLLM's names."""
+
+    model: str
+    n: N | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: TokenCount | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: str | None = None
+
+    user: Any = None
+
+    def params(self, **fields: Any) -> SamplingParams:
+        """The engine's parameters; fields that were not sent keep OpenAI's defaults.
+
+        Raises:
+            InvalidRequestError, ApiError: a value is out of its range.
+        """
+        check_salt(self.cache_salt)
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options: only allowed when stream is true", "stream_options")
+        names = (
+            *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k", "min_p"),
+            *("repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
+            "skip_special_tokens",
+        )
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = _bias(self.logit_bias)
+        return SamplingParams(**(given | fields))
+
+    @property
+    def includes_usage(self) -> bool:
+        """True when a stream is to end with the account of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    metadata: Any = None
+    moderation: Any = None
+    parallel_tool_calls: bool | None = None
+    prediction: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    def check(self) -> None:
+        """Refuse what would matter and isn't supported.
+
+        Raises:
+            ApiError: 400 with the field's name.
+        """
+        harmless = {
+            "function_call": ("none", "auto"),
+            "functions": ([],),
+            "modalities": (["text"],),
+            "reasoning_effort": ("none",),
+            "response_format": ({"type": "text"},),
+            "tool_choice": ("none", "auto"),
+            "tools": ([],),
+        }
+        for name in CHAT_REFUSED:
+            value = getattr(self, name)
+            if value is not None and value not in harmless.get(name, ()):
+                raise unsupported(name)
+        if not self.messages:
+            raise ApiError(400, "messages: expected at least one message", "messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs: only allowed when logprobs is true", "top_logprobs")
+
+    def sampling_params(self) -> SamplingParams:
+        """The engine's parameters."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        if limit == 0:
+            raise ApiError(400, f"{name}: expected at least 1", name)
+        return self.params(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Body of `/v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    max_tokens: TokenCount | None = None
+    best_of: N | None = None
+    echo: bool | None = None
+    logprobs: Logprobs | None = None
+    suffix: str | None = None
+
+
+def unsupported(name: str) -> ApiError:
+    """The refusal of a field whose value would matter."""
+    return ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
+
+
+def _bias(entries: dict[str, float]) -> dict[int, float]:
+    bias = {}
+    for token, value in entries.items():
+        if not token.isascii() or not token.isdecimal() or len(token) > 10:
+            raise ApiError(400, "logit_bias: expected token ids as names", "logit_bias")
+        bias[int(token)] = value
+    return bias

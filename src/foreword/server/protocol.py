@@ -1,0 +1,77 @@
+"""uvicorn's HTTP protocol with the deadlines it lacks: for a request's head, and for a client that reads nothing."""
+
+import asyncio
+from typing import Any, cast
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from foreword.server.limits import Limits
+
+
+class DeadlineProtocol(H11Protocol):
+    """One connection. The body's deadline is the body reader's.
+
+    The deadline of the head is absolute: a byte now and then does not move it. uvicorn's own keep-alive timer is put
+    back by every byte, and knows nothing of a connection on which nothing complete has come yet.
+    """
+
+    def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection, or cut it when there are too many."""
+        super().connection_made(cast(asyncio.Transport, transport))
+        if len(self.connections) > self._limits.max_connections:
+            self.transport.abort()
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._stop_head_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request; the timer runs from the first of them to the end of the head."""
+        if not self._is_busy():
+            self._expect_head()
+        super().data_received(data)
+        if self._is_busy():
+            self._stop_head_timer()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than we write."""
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.head_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if not self._is_busy():
+            self.transport.abort()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

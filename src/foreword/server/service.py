@@ -1,0 +1,253 @@
+"""What all routes share: the model, its engine, and the work that must not block the event loop."""
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from foreword.core.errors import InvalidRequestError, QueueFullError
+from foreword.core.sampling_params import SamplingParams
+from foreword.engine.async_engine import AsyncEngine, EngineRequest
+from foreword.llm.loading import LoadedModel
+from foreword.llm.outputs import RequestOutput
+from foreword.llm.prompts import prompt_token_ids
+from foreword.server.admission import Admission, Ticket
+from foreword.server.body import BodyReader
+from foreword.server.errors import ApiError
+from foreword.server.generation import Generation, StepReceiver
+from foreword.server.limits import Limits
+from foreword.server.metrics import Metrics
+from foreword.server.tenants import KeyRing, Tenant
+from foreword.text.chat_template import ChatTemplate
+from foreword.text.messages import strings_in
+from foreword.text.turns import TurnMemory
+
+ResultT = TypeVar("ResultT")
+NUM_TEXT_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text they came from where it was text."""
+
+    token_ids: list[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """On whose behalf something is generated."""
+
+    tenant: Tenant
+    namespace: bytes
+    started: float  # monotonic time at which the request came
+
+
+class Service:
+    """One model, served. Construction starts nothing."""
+
+    def __init__(
+        self, loaded: LoadedModel, *, names: Sequence[str], keys: KeyRing | None = None, limits: Limits | None = None
+    ) -> None:
+        self.loaded = loaded
+        self.names = tuple(names)
+        self.keys = keys or KeyRing()
+        self.limits = limits or Limits()
+        self.created = int(time.time())
+        self.fingerprint = _fingerprint(loaded)
+        self.engine = AsyncEngine(loaded.engine, queue_timeout_s=self.limits.queue_timeout_s)
+        self.admission = Admission(self.limits)
+        self.bodies = BodyReader(self.limits)
+        self.metrics = Metrics(self.names[0])
+        self.metrics.watch(lambda: self.engine.stats, lambda: self.engine.step_failures)
+        self.tokenizer = loaded.tokenizer
+        self._eos = frozenset(loaded.tokenizer.eos_token_ids)
+        self._turns = TurnMemory(loaded.tokenizer)
+        self._turns_lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="foreword-text")
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return self.loaded.summary.max_model_len
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's template.
+
+        Raises:
+            ApiError: it has none.
+        """
+        if self.loaded.chat_template is None:
+            raise ApiError(400, "this model has no chat template; use /v1/completions", "model", "model_not_supported")
+        return self.loaded.chat_template
+
+    def is_healthy(self) -> bool:
+        """True while the engine answers and no step hangs."""
+        return self.engine.is_alive and self.engine.step_age_s() < self.limits.stuck_step_s
+
+    def check_model(self, name: str) -> None:
+        """Refuse a model that isn't served.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name not in self.names:
+            message = f"the model does not exist here; this server has {', '.join(self.names)}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    async def start(self) -> None:
+        """Start the engine's thread."""
+        self.engine.start()
+
+    async def drain(self) -> None:
+        """Take nothing more, and let running answers finish within the grace."""
+        await self.engine.drain(self.limits.grace_s)
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.engine.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def off_loop(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run tokenising, rendering or other work on text in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def enter(self) -> Ticket:
+        """A place in the queue; counts refusals.
+
+        Raises:
+            QueueFullError: no place is left.
+        """
+        try:
+            return self.admission.enter()
+        except QueueFullError:
+            self.metrics.refused("queue_full")
+            raise
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        namespace: bytes,
+        *,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+        prefill: str = "",
+    ) -> Prompt:
+        """Token ids of a conversation, with answers of ours in the tokens they were generated in. For `off_loop`.
+
+        `prefill` begins the assistant's answer.
+
+        Raises:
+            ApiError, InvalidRequestError: malformed, or longer than the context.
+        """
+        self._check_size(messages, "messages")
+        ids = self.chat_template.encode(messages, add_generation_prompt=add_generation_prompt, **(kwargs or {}))
+        if prefill:
+            ids += self.tokenizer.encode(prefill, add_special_tokens=False)
+        with self._turns_lock:
+            ids = self._turns.splice(ids, namespace)
+        self._check_len(ids, "messages")
+        return Prompt(ids)
+
+    def encode_prompt(self, prompt: object) -> Prompt:
+        """Token ids of text, or token ids as they are, checked. For `off_loop`.
+
+        Raises:
+            ApiError, InvalidRequestError: malformed, or longer than the context.
+        """
+        self._check_size(prompt, "prompt")
+        text, ids = prompt_token_ids(
+            prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}, self.tokenizer
+        )
+        self._check_len(ids, "prompt")
+        return Prompt(ids, text)
+
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        asker: Asker,
+        ticket: Ticket,
+        *,
+        prefill_only: bool = False,
+        remember: bool = False,
+    ) -> Generation:
+        """Start answering; all prompts or none. The ticket is left when the first token is there, or on failure.
+
+        Raises:
+            ForewordError: a prompt can't be answered, or not now.
+        """
+        try:
+            await self.off_loop(lambda: self._check_alone(prompts, params))
+            ticket.charge(sum(len(prompt.token_ids) for prompt in prompts))
+            outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in prompts]
+            receiver = StepReceiver(
+                outputs,
+                params,
+                self.tokenizer,
+                self.loaded.engine,
+                lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
+            )
+            requests = [
+                EngineRequest(
+                    request_id=output.request_id,
+                    prompt_token_ids=output.prompt_token_ids,
+                    params=params,
+                    eos_token_ids=self._eos,
+                    namespace=asker.namespace,
+                    tenant=asker.tenant.domain,
+                    prefill_only=prefill_only,
+                )
+                for output in outputs
+            ]
+            stream = self.engine.submit(requests, receiver)
+        except BaseException as error:
+            ticket.leave()
+            if isinstance(error, QueueFullError):
+                self.metrics.refused("queue_full")
+            raise
+        return Generation(outputs, stream, ticket, self.metrics, asker.started)
+
+    def _check_alone(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        for prompt in prompts:
+            self.loaded.engine.check_alone(prompt.token_ids, params)
+
+    def _remember(self, output: RequestOutput, index: int, namespace: bytes) -> None:
+        with self._turns_lock:
+            self._turns.remember(output.prompt_token_ids, output.outputs[index].token_ids, namespace)
+
+    def _check_size(self, value: object, param: str) -> None:
+        """Refuse before rendering or tokenising what can't fit: no token stands for more bytes than the longest."""
+        size = sum(len(text) for text in strings_in(value))
+        if size > self.max_model_len and size > self.max_model_len * self._longest_token:
+            raise self._too_long(f"{size} characters", param)
+
+    def _check_len(self, ids: Sequence[int], param: str) -> None:
+        if not ids:
+            raise InvalidRequestError(param, "at least one token", "none")
+        if len(ids) >= self.max_model_len:
+            raise self._too_long(f"{len(ids)} tokens", param)
+
+    def _too_long(self, found: str, param: str) -> ApiError:
+        message = (
+            f"this model's context is {self.max_model_len} tokens, prompt and answer together; {param} has {found}"
+        )
+        return ApiError(400, message, param, "context_length_exceeded")
+
+    @cached_property
+    def _longest_token(self) -> int:
+        tokenizer = self.tokenizer
+        return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+
+
+def _fingerprint(loaded: LoadedModel) -> str:
+    """Changes with whatever may change an answer of the same seed."""
+    s = loaded.summary
+    parts = (s.model, s.architecture, s.weight_bytes, s.weight_dtype, s.kv_dtype, s.backend, s.instruction_set)
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]

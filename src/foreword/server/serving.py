@@ -1,0 +1,110 @@
+"""From a service to a listening socket, and back in good order."""
+
+import asyncio
+import errno
+import functools
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from foreword.core.errors import ForewordError
+from foreword.server.app import make_app
+from foreword.server.gate import LOOPBACK_HOSTS
+from foreword.server.logs import log
+from foreword.server.protocol import DeadlineProtocol
+from foreword.server.service import Service
+
+KEEP_ALIVE_S = 5
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the address before anything slow is done.
+
+    Raises:
+        ForewordError: it can't be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OverflowError:
+        raise ForewordError(f"--port: expected 0 to 65535, got {port}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ForewordError(f"port {port} of {host} is taken; choose another with --port") from None
+        raise ForewordError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def check_exposure(host: str, *, has_keys: bool) -> None:
+    """Refuse to serve other machines without keys.
+
+    Raises:
+        ForewordError: the host is not the loopback's, and there are no keys.
+    """
+    if not has_keys and host not in {"localhost", "127.0.0.1", "::1"}:
+        raise ForewordError(f"--host {host}: other machines may only be served with keys; give --api-keys FILE")
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, draining before it stops listening.
+
+    The first SIGTERM or SIGINT: no new requests (503), what waits is ended, what runs may finish within the grace.
+    The second: stop now.
+    """
+
+    def __init__(self, service: Service, host: str) -> None:
+        self._service = service
+        app = make_app(service, hosts=() if host in LOOPBACK_HOSTS else (f"[{host}]" if ":" in host else host,))
+        super().__init__(_config(app, service))
+        self._drain_task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: drain, or stop at once when draining already. Not remembered, so the exit code is 0."""
+        if self._drain_task is not None or self._loop is None:
+            self.should_exit = self.force_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.drain)
+
+    def drain(self) -> None:
+        """Begin to drain; stops when that is done."""
+        if self._drain_task is None:
+            log("draining", grace_s=self._service.limits.grace_s, open_requests=self._service.engine.num_open)
+            self._drain_task = asyncio.get_running_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await self._service.drain()
+        finally:
+            self.should_exit = True
+
+
+def serve(service: Service, host: str, listening: socket.socket) -> None:
+    """Serve on a bound socket until a signal ends it."""
+    server = Server(service, host)
+    with asyncio.Runner() as runner:
+        runner.run(server.serve(sockets=[listening]))
+
+
+def _config(app: Any, service: Service) -> uvicorn.Config:
+    limits = service.limits
+    return uvicorn.Config(
+        app,
+        http=functools.partial(DeadlineProtocol, limits=limits),  # type: ignore[arg-type]  # called as a class is
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=limits.max_head_bytes,
+    )

@@ -1,0 +1,98 @@
+"""Server-sent events: an answer as it is made."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from foreword.server.context import SCOPE_KEY
+from foreword.server.errors import ApiError, ClientGoneError, as_api_error
+from foreword.server.generation import Generation, Piece
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventWriter(Protocol):
+    """A dialect's way to write an answer as events."""
+
+    ping: bytes
+    """Sent while there is nothing to say, so that nobody between takes the connection for dead."""
+
+    def pieces(self, pieces: Sequence[Piece]) -> bytes:
+        """Events for what has come."""
+
+    def end(self) -> bytes:
+        """Events that close the answer; called once everything was written."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The event of a failure after the answer has begun."""
+
+
+def data_event(value: object) -> bytes:
+    """An event without a name."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def named_event(name: str, value: object) -> bytes:
+    """An event with a name."""
+    return b"event: " + name.encode() + b"\n" + data_event(value)
+
+
+class EventStream(Response):
+    """Sends a generation's events.
+
+    The status is decided with the first piece, or the first ping: what fails before is an ordinary error answer.
+    """
+
+    def __init__(self, generation: Generation, writer: EventWriter, ping_interval_s: float) -> None:
+        self.status_code = 200
+        self.background = None
+        self._generation = generation
+        self._writer = writer
+        self._ping_interval_s = ping_interval_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Stream until all is said or the client has gone."""
+        async with self._generation.watched(receive):
+            pieces = await self._generation.take(self._ping_interval_s)
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            try:
+                await self._send_all(pieces, send)
+            except ClientGoneError:
+                scope[SCOPE_KEY].facts["client_gone"] = True
+            except Exception as error:
+                failure = as_api_error(error)
+                scope[SCOPE_KEY].facts["error"] = failure.code
+                await _send_part(send, self._writer.error(failure))
+            scope[SCOPE_KEY].facts |= facts(self._generation)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_all(self, pieces: list[Piece], send: Send) -> None:
+        generation, writer = self._generation, self._writer
+        while pieces or not generation.is_over:
+            await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
+            pieces = [] if generation.is_over else await generation.take(self._ping_interval_s)
+        await _send_part(send, writer.end())
+
+
+def facts(generation: Generation) -> dict[str, object]:
+    """What the log tells of a generation: counts and reasons, no text."""
+    account = generation.account
+    return {
+        "prompt_tokens": account.prompt,
+        "cached_tokens": account.read,
+        "written_tokens": account.written,
+        "completion_tokens": account.completion,
+        "finish_reasons": [a.finish_reason for output in generation.outputs for a in output.outputs],
+    }
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,134 @@
+"""A server on loopback, on a tiny random model, in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from foreword.llm.loading import EngineOptions, load
+from foreword.server.limits import Limits
+from foreword.server.service import Service
+from foreword.server.serving import Server, bind
+from foreword.server.tenants import KeyRing, new_key
+from tests.cli.conftest import tiny as tiny
+from tests.cli.conftest import tiny_raw as tiny_raw
+
+ResultT = TypeVar("ResultT")
+MODEL = "tiny"
+
+
+class LiveServer:
+    """A service that listens. `run` plays a coroutine in the server's own loop."""
+
+    def __init__(self, path: str, *, keys: KeyRing | None = None, limits: Limits | None = None, **options: Any) -> None:
+        chosen = {"threads": 1, "kv_memory_bytes": 4 << 20, "kv_dtype": "f32", "debug": True, **options}
+        self.service = Service(load(path, EngineOptions(**chosen)), names=[MODEL], keys=keys, limits=limits)
+        self._socket = bind("127.0.0.1", 0)
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = Server(self.service, "127.0.0.1")
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self.server.serve(sockets=[self._socket]))
+
+    def start(self) -> None:
+        self._thread.start()
+        while not self.server.started:
+            assert self._thread.is_alive()
+            threading.Event().wait(0.01)
+
+    def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(setattr, self.server, "should_exit", True)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def check_idle(self) -> None:
+        """Nothing is left of any request, and all bookkeeping adds up (R-20)."""
+
+        async def idle() -> None:
+            async with asyncio.timeout(10):
+                while self.service.engine.num_open or self.service.admission.num_requests:
+                    await asyncio.sleep(0.01)
+
+        self.run(idle())
+        self.run(self.service.engine.run(lambda engine: engine.check_invariants()))
+        stats = self.run(self.service.engine.run(lambda engine: engine.stats()))
+        assert stats.held_blocks == stats.num_running == stats.num_waiting == 0
+        assert self.service.admission.num_tokens == 0
+        assert self.service.bodies.buffered_bytes == 0
+
+
+StartServer = Callable[..., LiveServer]
+
+
+@pytest.fixture
+def start_server(tiny: str) -> Iterator[StartServer]:
+    """Starts servers of the test's own."""
+    started: list[LiveServer] = []
+
+    def start(path: str = tiny, **options: Any) -> LiveServer:
+        server = LiveServer(path, **options)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def _shared_server(tiny: str) -> Iterator[LiveServer]:
+    server = LiveServer(tiny)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(_shared_server: LiveServer) -> Iterator[LiveServer]:
+    """The shared server without keys, idle before and after."""
+    yield _shared_server
+    _shared_server.check_idle()
+
+
+class Keyed:
+    """A server with keys of two users, one of them with two keys, and of an operator."""
+
+    def __init__(self, path: str, folder: Any) -> None:
+        self.keys, lines = {}, []
+        for label, name, role in (
+            ("alice", "alice", "user"),
+            ("alice2", "alice", "user"),
+            ("bob", "bob", "user"),
+            ("ops", "ops", "operator"),
+        ):
+            key, line = new_key(name, role)  # type: ignore[arg-type]  # both roles are
+            self.keys[label] = key
+            lines.append(line)
+        file = folder / "keys"
+        file.write_text("# who may ask\n\n" + "\n".join(lines) + "\n")
+        self.live = LiveServer(path, keys=KeyRing.from_file(file))
+
+
+@pytest.fixture(scope="session")
+def _shared_keyed(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    keyed = Keyed(tiny, tmp_path_factory.mktemp("keys"))
+    keyed.live.start()
+    yield keyed
+    keyed.live.stop()
+
+
+@pytest.fixture
+def keyed(_shared_keyed: Keyed) -> Iterator[Keyed]:
+    """The shared server with keys, idle before and after."""
+    yield _shared_keyed
+    _shared_keyed.live.check_idle()

@@ -1,0 +1,64 @@
+"""Plain HTTP for tests: one request, bytes in and bytes out, nothing hidden."""
+
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.server.conftest import MODEL
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[tuple[str | None, str]]:
+        """Server-sent events as name and data, comments left out."""
+        found = []
+        for block in self.body.decode().split("\n\n"):
+            lines = [line for line in block.split("\n") if line and not line.startswith(":")]
+            names = [line[7:] for line in lines if line.startswith("event: ")]
+            data = [line[6:] for line in lines if line.startswith("data: ")]
+            assert len(names) + len(data) == len(lines)
+            if lines:
+                found.append((names[0] if names else None, "\n".join(data)))
+        return found
+
+
+def send(
+    port: int, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str | None
+) -> Answer:
+    """One request; a body that isn't bytes goes as JSON. A header given as None is left out."""
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    chosen: dict[str, str | None] = {"content-type": "application/json"} if data is not None else {}
+    if key is not None:
+        chosen["authorization"] = f"Bearer {key}"
+    chosen |= {name.replace("_", "-"): value for name, value in headers.items()}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, data, {n: v for n, v in chosen.items() if v is not None})
+        response = connection.getresponse()
+        return Answer(response.status, {n.lower(): v for n, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()
+
+
+def chat_body(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    """A chat request of one message."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0}
+    return body | fields
+
+
+def completion_body(prompt: Any = "hi", **fields: Any) -> dict[str, Any]:
+    """A completion request."""
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0} | fields
