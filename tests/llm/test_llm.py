@@ -153,6 +153,47 @@ def test_the_next_turn_hits_through_the_end_of_the_last_answer(llm: LLM, questio
     assert second.num_cached_tokens >= len(through) - 1
 
 
+def test_a_warmed_prompt_is_read_from_cache_and_a_query_foretells_it(llm: LLM) -> None:
+    prompt = "A warmed opening about harbours, tides and ropes. " * 20
+
+    assert llm.query(prompt) < 10
+    usage = llm.warm(prompt)
+    foretold = llm.query(prompt + "Go on:")
+    answer = llm.generate(prompt + "Go on:", greedy(1))[0]
+
+    assert (
+        usage.computed_tokens + usage.cached_tokens
+        == usage.prompt_tokens
+        == len(llm.tokenizer.encode(prompt, add_special_tokens=True))
+    )
+    assert usage.completion_tokens == 0
+    assert answer.num_cached_tokens == foretold >= usage.prompt_tokens - 1
+    llm.reset()
+    assert llm.query(prompt) == 0
+
+
+def test_a_miss_is_explained_by_its_first_differing_token(llm: LLM) -> None:
+    llm.reset()
+    opening = "The keeper wrote in the log that the lamp was"
+    llm.generate(opening + " lit at six and trimmed at nine.", greedy(1))
+
+    found = llm.explain(opening + " broken at six and trimmed at nine.")
+
+    assert found.cause == "changed"
+    assert found.matched_text == opening
+    assert (found.wanted, found.stored) == (" broken", " lit")
+    assert llm.explain("Entirely different words").matched_tokens == 0
+
+
+def test_a_conversation_can_be_warmed(llm: LLM) -> None:
+    messages = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Hello there."}]
+
+    llm.warm(messages)
+
+    answer = llm.chat(messages, greedy(1))[0]
+    assert answer.num_cached_tokens == len(answer.prompt_token_ids) - 1
+
+
 @pytest.mark.parametrize(
     ("prompts", "field"),
     [

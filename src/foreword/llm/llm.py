@@ -9,10 +9,12 @@ from typing import Protocol, Self
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
+from foreword.core.sequence import Usage
+from foreword.core.types import TokenId
 from foreword.engine.metrics import EngineStats
 from foreword.llm.generation import GenerationTracker
 from foreword.llm.loading import EngineOptions, load
-from foreword.llm.outputs import RequestOutput, TextDelta
+from foreword.llm.outputs import MissExplanation, RequestOutput, TextDelta
 from foreword.llm.prompts import as_prompt_list, prompt_token_ids
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.turns import TurnMemory
@@ -114,6 +116,46 @@ class LLM:
         """As `chat` for one conversation, but yields text as it comes, like `stream`."""
         return self.stream(self._chat_prompts(messages, None), sampling_params, progress=progress)
 
+    def warm(self, prompt: object) -> Usage:
+        """Compute and store a prompt without answering it; returns what of it was read, computed and written.
+
+        Like `query` and `explain` it takes text, token ids or a conversation. Of a prompt of n tokens the next request
+        can then hit n, or n - 1 when it is the same prompt: its last token is always computed.
+        """
+        ids = self._token_ids(prompt)
+        request_id = self._new_request_id()
+        self._engine.add(request_id, ids, SamplingParams(max_tokens=1), prefill_only=True)
+        usage = Usage()
+        try:
+            while self._engine.is_live(request_id):
+                for step in self._engine.step().sequences:
+                    if step.request_id == request_id:
+                        usage = step.usage
+        finally:
+            self._engine.abort(request_id)
+        return usage
+
+    def query(self, prompt: object) -> int:
+        """Tokens of a prompt that would be read from the cache now. Changes nothing."""
+        return self._engine.query_cache(b"", [TokenId(t) for t in self._token_ids(prompt)])
+
+    def explain(self, prompt: object) -> MissExplanation:
+        """Where a prompt parts from the nearest stored one, and why. Changes nothing."""
+        ids = self._token_ids(prompt)
+        report = self._engine.explain_cache(b"", [TokenId(t) for t in ids])
+        return MissExplanation(
+            prompt_tokens=len(ids),
+            matched_tokens=report.matched_tokens,
+            cause=report.cause.value,
+            matched_text=self.tokenizer.decode(ids[: report.matched_tokens], skip_special_tokens=False),
+            wanted=self._told(report.wanted_token),
+            stored=self._told(report.stored_token),
+        )
+
+    def reset(self) -> None:
+        """Forget every stored prefix."""
+        self._engine.reset_cache()
+
     def stats(self) -> EngineStats:
         """Counters of the engine since it started."""
         return self._engine.stats()
@@ -137,6 +179,14 @@ class LLM:
         if self._chat_template is None:
             raise InvalidRequestError("messages", "a model with a chat template", self.summary.model)
         return self._chat_template
+
+    def _token_ids(self, prompt: object) -> list[int]:
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            (prompt,) = self._chat_prompts(prompt, None)
+        return prompt_token_ids(prompt, self.tokenizer)[1]
+
+    def _told(self, token: int | None) -> str | None:
+        return None if token is None else self.tokenizer.decode([token], skip_special_tokens=False)
 
     def _chat_prompts(self, messages: object, tools: Sequence[Mapping[str, object]] | None) -> list[object]:
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:

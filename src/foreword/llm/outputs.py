@@ -63,3 +63,19 @@ class TextDelta:
     token_ids: tuple[int, ...]
     finish_reason: str | None
     output: RequestOutput  # the request so far: complete once it has finished
+
+
+@dataclass(frozen=True, slots=True)
+class MissExplanation:
+    """Why a prompt is not read whole from the cache: what would hit, and the first token that would not.
+
+    `cause` is "none" when all that can hit does; `stored` is the text of the token that stands there in the nearest
+    stored sequence, when one goes on otherwise.
+    """
+
+    prompt_tokens: int
+    matched_tokens: int
+    cause: str
+    matched_text: str
+    wanted: str | None
+    stored: str | None
