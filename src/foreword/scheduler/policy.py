@@ -63,11 +63,12 @@ class LongestHitFirst:
         if changed:  # for good: whoever is overtaken moves to the next place of its tenant, not of another's
             waiting.reorder(order)
 
-    def admitted(self, sequence: Sequence, waiting: SequenceQueue) -> None:
-        """`sequence` is about to leave the queue: those that came before it and still wait were overtaken."""
+    def admitted(self, sequence: Sequence, waiting: SequenceQueue, tenant_of: Callable[[Sequence], bytes]) -> None:
+        """`sequence` is about to leave the queue: those of its tenant that came before it were overtaken."""
         self._overtaken.pop(sequence.sequence_id, None)
+        tenant = tenant_of(sequence)
         for other in itertools.islice(waiting, self._window):
-            if other.sequence_id < sequence.sequence_id:
+            if other.sequence_id < sequence.sequence_id and tenant_of(other) == tenant:
                 self._overtaken[other.sequence_id] = self._overtaken.get(other.sequence_id, 0) + 1
 
     def forget(self, sequence: Sequence) -> None:

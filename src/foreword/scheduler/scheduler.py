@@ -254,7 +254,7 @@ class Scheduler:
         if self.config.admission_order == "longest_hit" and not self.config.recompute_all and len(self._waiting) > 1:
             self._order.arrange(
                 self._waiting,
-                tenant_of=lambda sequence: self._requests[sequence.request_id].tenant,
+                tenant_of=self._tenant_of,
                 hit_len=lambda sequence: self.manager.match(sequence).num_tokens,
             )
 
@@ -296,7 +296,7 @@ class Scheduler:
         sequence.num_computed_tokens = 0
 
     def _start(self, sequence: Sequence, start: int) -> None:
-        self._order.admitted(sequence, self._waiting)
+        self._order.admitted(sequence, self._waiting, self._tenant_of)
         self._waiting.discard(sequence)
         self._running.append(sequence)
         self._reservations.start(sequence)
@@ -368,6 +368,9 @@ class Scheduler:
         elif self.config.recompute_all:
             sequence.num_computed_tokens = 0
         return step_of(sequence, token)
+
+    def _tenant_of(self, sequence: Sequence) -> bytes:
+        return self._requests[sequence.request_id].tenant
 
     def _draws(self, sequence: Sequence) -> bool:
         return not self._requests[sequence.request_id].prefill_only
