@@ -278,3 +278,14 @@ def test_usage_adds_up_under_pressure(make_engine: Callable[..., Engine]) -> Non
         assert end.usage.completion_tokens == 40
     stats = engine.stats()
     assert stats.computed_tokens == stats.prefilled_tokens + stats.decoded_tokens + stats.recomputed_tokens
+
+
+def test_an_idle_engine_holds_no_block_that_was_copied_from(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(prefix_cache="radix")
+
+    for ending in (1, 2):  # the second hit ends inside a block, which is copied in its only step
+        engine.add(str(ending), [*prompt(20), ending], SamplingParams(max_tokens=1, **GREEDY))
+        run(engine)
+
+    assert engine.stats().copied_blocks == 1
+    assert engine.stats().held_blocks == 0

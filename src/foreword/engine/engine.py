@@ -115,6 +115,7 @@ class Engine:
         """End a request at once, at any point of its life; one that is gone already is left alone."""
         self._scheduler.abort(RequestId(request_id))
         self._forget_finished(RequestId(request_id))
+        self._settle()
 
     def abort_all(self) -> None:
         """End every request."""
@@ -127,6 +128,7 @@ class Engine:
         if request is not None:
             self._scheduler.finish(request.sequences[index].sequence_id, FinishReason.STOP)
             self._forget_finished(request.request_id)
+            self._settle()
 
     def step(self) -> StepResult:
         """Schedule, run and sample once; does nothing when there is nothing to do.
@@ -156,6 +158,7 @@ class Engine:
         for step in steps:
             if step.finish_reason is not None:
                 self._forget_finished(step.request_id)
+        self._settle()
         return StepResult(self._now, output.num_tokens, tuple(steps))
 
     def query_cache(self, namespace: bytes, token_ids: list[TokenId]) -> int:
@@ -280,6 +283,11 @@ class Engine:
     def _with_prompt_logprobs(self, step: SequenceStep) -> SequenceStep:
         found = self._prompt_logprobs.pop(step.sequence_id, None)
         return step if found is None else replace(step, prompt_logprobs=tuple(found))
+
+    def _settle(self) -> None:
+        """When nothing is left to do, let go of the blocks that the last step copied from: no step follows to do it."""
+        if not self.has_unfinished:
+            self._manager.begin_step(self._now)
 
     def _forget_finished(self, request_id: RequestId) -> None:
         request = self._requests.get(request_id)

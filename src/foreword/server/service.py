@@ -18,7 +18,7 @@ from foreword.llm.outputs import RequestOutput
 from foreword.llm.prompts import prompt_token_ids
 from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
-from foreword.server.errors import ApiError
+from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
@@ -29,6 +29,7 @@ from foreword.text.turns import TurnMemory
 
 ResultT = TypeVar("ResultT")
 NUM_TEXT_THREADS = 2
+RESERVED_KWARGS = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,10 @@ class Service:
         Raises:
             ApiError, InvalidRequestError: malformed, or longer than the context.
         """
-        self._check_size(messages, "messages")
+        if kwargs and not RESERVED_KWARGS.isdisjoint(kwargs):
+            expected = f"names other than {', '.join(sorted(RESERVED_KWARGS))}"
+            raise InvalidRequestError("chat_template_kwargs", expected, sorted(kwargs))
+        self._check_size([messages, kwargs], "messages")
         ids = self.chat_template.encode(messages, add_generation_prompt=add_generation_prompt, **(kwargs or {}))
         if prefill:
             ids += self.tokenizer.encode(prefill, add_special_tokens=False)
@@ -162,9 +166,11 @@ class Service:
             ApiError, InvalidRequestError: malformed, or longer than the context.
         """
         self._check_size(prompt, "prompt")
-        text, ids = prompt_token_ids(
-            prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}, self.tokenizer
-        )
+        given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+        try:
+            text, ids = prompt_token_ids(given, self.tokenizer)
+        except InvalidRequestError as error:
+            raise as_api_error(error, param="prompt") from None
         self._check_len(ids, "prompt")
         return Prompt(ids, text)
 
