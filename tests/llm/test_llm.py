@@ -253,3 +253,15 @@ def test_progress_counts_to_the_end(llm: LLM) -> None:
 def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequestError, match="colour"):
         LLM(SMOLLM2, colour="blue")
+
+
+def test_only_what_was_a_prompt_hits_when_generated_tokens_are_not_reused() -> None:
+    with LLM(SMOLLM2, max_model_len=512, kv_memory_bytes=32 << 20, reuse_generated="off") as llm:
+        prompt = llm.tokenizer.encode("The harbour master counted the boats and wrote", add_special_tokens=True)
+        answer = llm.generate({"prompt_token_ids": prompt}, greedy(20, ignore_eos=True))[0].outputs[0].token_ids
+        whole = {"prompt_token_ids": prompt + answer}
+
+        first, second = (llm.generate(whole, greedy(1))[0].num_cached_tokens for _ in range(2))
+
+        assert first == len(prompt)
+        assert second == len(prompt) + len(answer) - 1

@@ -58,6 +58,22 @@ class PrefixCache(StrEnum):
     none = "none"
 
 
+class ReuseGenerated(StrEnum):
+    """Whether later prompts may hit what was generated, or only what was once a prompt."""
+
+    tenant = "tenant"
+    off = "off"
+
+
+class Retention(StrEnum):
+    """Which cached prefix goes first."""
+
+    slru = "slru"
+    lru = "lru"
+    lfu = "lfu"
+    cost = "cost"
+
+
 class BackendName(StrEnum):
     """Which kernels run."""
 
@@ -100,6 +116,12 @@ class ModelOptions:
     prefix_cache: Annotated[
         PrefixCache, typer.Option(help="How prefixes are found again.", rich_help_panel=_ENGINE)
     ] = PrefixCache.radix
+    reuse_generated: Annotated[
+        ReuseGenerated, typer.Option(help="off: only what was once a prompt can be hit.", rich_help_panel=_ENGINE)
+    ] = ReuseGenerated.tenant
+    retention: Annotated[Retention, typer.Option(help="Which cached prefix goes first.", rich_help_panel=_ENGINE)] = (
+        Retention.slru
+    )
     backend: Annotated[BackendName, typer.Option(help="Which kernels run.", rich_help_panel=_ENGINE)] = BackendName.cpu
     instruction_set: Annotated[str, typer.Option(help="auto, avx2 or scalar.", rich_help_panel=_ENGINE)] = "auto"
     debug: Annotated[
@@ -127,6 +149,8 @@ class ModelOptions:
             max_num_seqs=self.max_num_seqs,
             token_budget=self.token_budget,
             prefix_cache=self.prefix_cache.value,
+            reuse_generated=self.reuse_generated.value,
+            retention=self.retention.value,
             debug=self.debug,
         )
 

@@ -1,11 +1,11 @@
 """From a model file and a few options to an engine, with every memory budget decided and stated."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
+from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, RetentionKind, ReuseGenerated, SchedulerConfig
 from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.engine.engine import Engine
 from foreword.llm.machine import available_bytes, physical_cores
@@ -39,6 +39,8 @@ class EngineOptions:
     max_num_seqs: int = 16
     token_budget: int = 512
     prefix_cache: PrefixCacheKind = "radix"
+    reuse_generated: ReuseGenerated = "tenant"
+    retention: RetentionKind = "slru"
     debug: bool = False
 
 
@@ -162,6 +164,8 @@ def _plan_pool(model: Model, options: EngineOptions, free_bytes: int) -> tuple[C
         block_size=options.block_size,
         kv_dtype=options.kv_dtype,
         prefix_cache=options.prefix_cache if options.kv_cache else "none",
+        reuse_generated=options.reuse_generated,
+        retention=options.retention,
         debug=options.debug,
     )
     bytes_each = block_bytes(model.config, one)
@@ -178,13 +182,4 @@ def _plan_pool(model: Model, options: EngineOptions, free_bytes: int) -> tuple[C
         )
     if num_blocks < 2:
         raise CapacityError(f"kv_memory: at least {2 * bytes_each:,} bytes are needed, {budget:,} were granted")
-    return (
-        CacheConfig(
-            num_blocks=num_blocks,
-            block_size=one.block_size,
-            kv_dtype=one.kv_dtype,
-            prefix_cache=one.prefix_cache,
-            debug=one.debug,
-        ),
-        min(longest, num_blocks * one.block_size),
-    )
+    return replace(one, num_blocks=num_blocks), min(longest, num_blocks * one.block_size)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from foreword.core.config import KV_DTYPE_BYTES, CacheConfig, ModelConfig
+from foreword.core.config import KV_DTYPE_BYTES, CacheConfig, KVDtype, ModelConfig
 from foreword.core.errors import CapacityError
 from foreword.core.outputs import BlockCopy
 from foreword.core.types import BlockId
 from foreword.ops.backend import Backend, KVArray
 
-_NUMPY_DTYPE = {"f32": np.float32, "f16": np.float16}
+_NUMPY_DTYPE: dict[KVDtype, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 
 
 class KVStorage:
@@ -64,13 +64,13 @@ class KVStorage:
             array[index] = np.nan
 
 
-def _reserve(shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> KVArray:
+def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> KVArray:
     """Address space whose pages cost memory once they are first written.
 
     Huge pages are declined: with two arrays a layer, rounding each up to 2 MiB would take a good part of a small pool
     again.
     """
-    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without huge pages has nothing to decline
             memory.madvise(mmap.MADV_NOHUGEPAGE)
