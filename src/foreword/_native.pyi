@@ -78,7 +78,7 @@ def rope_store_kv(
     slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     cos_sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device="cpu", writable=False)],
     k_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")],
-    v_cache: Annotated[NDArray, dict(shape=(None, None, None, None), order="C", device="cpu")],
+    v_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")],
     q_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
     k_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
     eps: float,
@@ -90,14 +90,14 @@ def paged_attention(
     query_start_loc: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     k_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu", writable=False)],
-    v_cache: Annotated[NDArray, dict(shape=(None, None, None, None), order="C", device="cpu", writable=False)],
+    v_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu", writable=False)],
     scale: float,
     out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device="cpu")],
 ) -> None: ...
 def copy_blocks(
     context: Context,
     k_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")],
-    v_cache: Annotated[NDArray, dict(shape=(None, None, None, None), order="C", device="cpu")],
+    v_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")],
     sources: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     destinations: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
 ) -> None: ...
