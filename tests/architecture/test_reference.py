@@ -1,4 +1,4 @@
-"""The generated pages of the reference are fresh, and say what the command line itself says."""
+"""What documents say about the code: generated pages are fresh, options are those of the help, named tests exist."""
 
 import os
 import re
@@ -43,3 +43,21 @@ def test_the_page_names_every_option_that_help_names(command: str) -> None:
     assert shown.returncode == 0
     assert "--help" in options
     assert options <= documented
+
+
+DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", DESIGN, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    path, missing = "", []
+    for found in re.finditer(r"([\w/]+/test_\w+\.py)|::(\w+)", page.read_text()):
+        if found[1]:
+            path = found[1].removeprefix("tests/")
+            named = (ROOT / "tests" / path).is_file()
+        else:
+            source = (ROOT / "tests" / path).read_text()
+            named = re.search(rf"^(def|class) {found[2]}\b", source, re.MULTILINE) is not None
+        missing += [] if named else [f"{path}{found[0]}"]
+
+    assert missing == []
