@@ -172,13 +172,17 @@ class HashPrefixCache:
 
     def _walk(self, path: TokenPath, limit: int) -> list[HashedBlock]:
         """Entries of the longest stored prefix within the first `limit` tokens."""
+        count = limit // self._block_size
+        hashes = extend_hashes(path, count, self._block_size)  # at once: whoever is not found is stored soon
+        size, width = self._block_size * TOKEN_BYTES, self._num_hash_bytes
+        packed, entry_of = path.packed, self._entries.get
         found: list[HashedBlock] = []
         parent: HashedBlock | None = None
-        for index in range(limit // self._block_size):
-            entry = self._entries.get(self._key(path, index))
+        for index in range(count):
+            entry = entry_of(hashes[index][:width])
             if entry is None:
                 break
-            if entry.parent is not parent or entry.tokens != self._tokens(path, index):
+            if entry.parent is not parent or entry.tokens != packed[index * size : (index + 1) * size]:
                 self.num_collisions += 1
                 break
             found.append(entry)
@@ -190,7 +194,7 @@ class HashPrefixCache:
         domain = parent.domain if parent else self._retention.domain(path.tenant)
         last = parent
         for index in range(first, end):
-            key = self._key(path, index)
+            key = path.hashes[index][: self._num_hash_bytes]  # made by the walk before
             if key in self._entries:
                 end = index  # a collision: the block that came first keeps the hash
                 break
@@ -205,12 +209,6 @@ class HashPrefixCache:
             self._retention.offer(last)
             self._enforce_quota(domain)
         return end
-
-    def _key(self, path: TokenPath, index: int) -> bytes:
-        hashes = path.hashes
-        if index >= len(hashes):
-            hashes = extend_hashes(path, index + 1, self._block_size)
-        return hashes[index][: self._num_hash_bytes]
 
     def _tokens(self, path: TokenPath, index: int) -> bytes:
         size = self._block_size * TOKEN_BYTES
