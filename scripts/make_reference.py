@@ -49,6 +49,8 @@ MEANINGS: dict[type, dict[str, str]] = {
         "max_num_seqs": "Most sequences that run at once.",
         "token_budget": "Most tokens a step computes, over all sequences.",
         "prefix_cache": "How prefixes are found again; `none` switches reuse off.",
+        "reuse_generated": "`tenant`: later prompts of the namespace may hit generated tokens; `off`: prompts only.",
+        "retention": "Which cached prefix goes first: segmented LRU, LRU, LFU or cost of computing it again.",
         "debug": "Fill fresh blocks with NaN and check every invariant after each step.",
     },
     CacheConfig: {
@@ -120,10 +122,10 @@ def config_page() -> str:
         parts += [f"## {settings.__name__}\n", f"{(settings.__doc__ or '').splitlines()[0]}\n"]
         hints = typing.get_type_hints(settings)
         rows = []
+        if {field.name for field in fields(settings)} != meanings.keys():
+            raise SystemExit(f"MEANINGS of {settings.__name__} and its fields differ: scripts/make_reference.py")
         for field in fields(settings):
             rows.append(f"| `{field.name}` | {_type(hints[field.name])} | {_default(field)} | {meanings[field.name]} |")
-        if len(rows) != len(meanings):
-            raise SystemExit(f"MEANINGS of {settings.__name__} name a field it does not have")
         parts.append("\n".join(["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]))
     return "\n".join(parts)
 
