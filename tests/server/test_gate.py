@@ -22,7 +22,7 @@ def raw(port: int, request: bytes) -> bytes:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65536), b""))
-        except ConnectionError:
+        except OSError:
             return b""
 
 

@@ -62,3 +62,9 @@ def chat_body(text: str = "hi", **fields: Any) -> dict[str, Any]:
 def completion_body(prompt: Any = "hi", **fields: Any) -> dict[str, Any]:
     """A completion request."""
     return {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0} | fields
+
+
+def message_body(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    """A request for a message."""
+    body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": text}], "temperature": 0}
+    return body | fields

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from foreword.core.errors import ForewordError
+from foreword.server.anthropic.messages import message_routes
 from foreword.server.errors import ApiError, as_api_error, error_response
 from foreword.server.gate import Gate
 from foreword.server.openai.chat import chat_routes
@@ -20,7 +21,7 @@ from foreword.server.status_routes import status_routes
 
 def all_routes(service: Service) -> list[Route]:
     """Every route of the server."""
-    return [*status_routes(service), *chat_routes(service), *completion_routes(service)]
+    return [*status_routes(service), *chat_routes(service), *completion_routes(service), *message_routes(service)]
 
 
 def make_app(service: Service, *, hosts: Iterable[str] = ()) -> Gate:

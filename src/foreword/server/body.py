@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ from foreword.server.errors import ApiError, ClientGoneError, cut
 from foreword.server.limits import Limits
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+DISCARD_TIMEOUT_S = 1.0
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
@@ -31,7 +33,12 @@ class BodyReader:
             ClientGoneError: the client left.
         """
         check_content_type(request)
-        data = await self._receive(request)
+        try:
+            data = await self._receive(request)
+        except ApiError as error:
+            if error.status == 413:
+                await self._discard(request)
+            raise
         try:
             return decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -62,6 +69,17 @@ class BodyReader:
         finally:
             self.buffered_bytes -= len(data)
         return bytes(data)
+
+    async def _discard(self, request: Request) -> None:
+        """Take in some of what is too much and drop it: a client that is still sending would not see its refusal."""
+        left = self._limits.max_body_bytes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(DISCARD_TIMEOUT_S, self._limits.body_timeout_s)):
+                while left > 0:
+                    message = await request.receive()
+                    left -= len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
 
 
 def check_content_type(request: Request) -> None:

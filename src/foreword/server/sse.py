@@ -1,13 +1,14 @@
-"""Server-sent events: an answer as it is made."""
+"""An answer as it is made, as server-sent events; or whole."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.server.context import SCOPE_KEY
+from foreword.server.context import SCOPE_KEY, context_of
 from foreword.server.errors import ApiError, ClientGoneError, as_api_error
 from foreword.server.generation import Generation, Piece
 
@@ -79,6 +80,21 @@ class EventStream(Response):
             await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
             pieces = [] if generation.is_over else await generation.take(self._ping_interval_s)
         await _send_part(send, writer.end())
+
+
+async def collect(generation: Generation, request: Request) -> None:
+    """Let an answer become whole; ends it when the client leaves.
+
+    Raises:
+        ForewordError: what ended it before its time.
+    """
+    context = context_of(request)
+    try:
+        async with generation.watched(request.receive):
+            while not generation.is_over:
+                await generation.take()
+    finally:
+        context.facts |= facts(generation)
 
 
 def facts(generation: Generation) -> dict[str, object]:

@@ -18,7 +18,7 @@ from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatRequest
 from foreword.server.service import Asker, Service
-from foreword.server.sse import EventStream, data_event, facts
+from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 
 DONE = b"data: [DONE]\n\n"
@@ -62,21 +62,6 @@ async def _start(
         ticket.leave()
         raise
     return await service.generate([prompt], params, asker, ticket, remember=True)
-
-
-async def collect(generation: Generation, request: Request) -> None:
-    """Let an answer become whole; ends it when the client leaves.
-
-    Raises:
-        ForewordError: what ended it before its time.
-    """
-    context = context_of(request)
-    try:
-        async with generation.watched(request.receive):
-            while not generation.is_over:
-                await generation.take()
-    finally:
-        context.facts |= facts(generation)
 
 
 class ChatAnswer:

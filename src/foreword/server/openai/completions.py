@@ -16,11 +16,11 @@ from foreword.server.context import context_of, tenant_of
 from foreword.server.errors import ApiError, openai_body
 from foreword.server.generation import Generation, Piece
 from foreword.server.limits import MAX_PROMPTS
-from foreword.server.openai.chat import DONE, PING, collect
+from foreword.server.openai.chat import DONE, PING
 from foreword.server.openai.logprobs import CompletionLogprobs
 from foreword.server.openai.schema import CompletionRequest, unsupported
 from foreword.server.service import Asker, Service
-from foreword.server.sse import EventStream, data_event
+from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 
 DEFAULT_MAX_TOKENS = 16

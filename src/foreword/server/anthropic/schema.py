@@ -1,0 +1,210 @@
+"""What Anthropic's clients send, as strict types. Classes of fields as in `foreword.server.openai.schema`."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from foreword.core.sampling_params import SamplingParams
+from foreword.server.anthropic.cache_control import CacheControl, Slot, check_breakpoints
+from foreword.server.errors import ApiError
+from foreword.server.tenants import check_salt
+
+MAX_MESSAGES = 10_000
+MESSAGES_IGNORED = ("inference_geo", "metadata", "service_tier", "user_profile_id")
+MESSAGES_REFUSED = (
+    "container",
+    "diagnostics",
+    "output_config",
+    "speed",
+    "thinking",
+    "tool_choice",
+    "tools",
+    "workspace_id",
+)
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "output_config": ({},),
+    "speed": ("standard",),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice": ({"type": "none"},),
+    "tools": ([],),
+}
+
+
+class TextBlock(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """Text. `citations` come back from answers of other servers: ignored."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Any = None
+
+
+class ImageBlock(msgspec.Struct, tag="image", tag_field="type"):
+    """Not supported: nothing is ever fetched."""
+
+
+class DocumentBlock(msgspec.Struct, tag="document", tag_field="type"):
+    """Not supported."""
+
+
+class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type"):
+    """Not supported yet."""
+
+
+class ToolResultBlock(msgspec.Struct, tag="tool_result", tag_field="type"):
+    """Not supported yet."""
+
+
+class ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type"):
+    """Not supported."""
+
+
+Block = TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+
+
+class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class Conversation(msgspec.Struct, kw_only=True):
+    """Fields that a request for an answer and one for a count have in common."""
+
+    model: str
+    messages: Annotated[list[InputMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    cache_control: CacheControl | None = None
+    cache_salt: str | None = None  # ours: narrows the namespace of shared prefixes
+
+    output_config: Any = None
+    speed: Any = None
+    thinking: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+
+    def check(self) -> None:
+        """Refuse what would matter and isn't supported, and breakpoints that break Anthropic's rules.
+
+        Raises:
+            ApiError, InvalidRequestError: 400 with the field's name.
+        """
+        check_salt(self.cache_salt)
+        for name in MESSAGES_REFUSED:
+            value = getattr(self, name, None)
+            if value is not None and value not in _HARMLESS.get(name, ()):
+                raise ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
+        check_breakpoints(self._slots(), self.cache_control)
+
+    def template_messages(self) -> list[dict[str, object]]:
+        """System and turns with text as content; the last turn may be the beginning of the answer, see `prefill`.
+
+        Raises:
+            ApiError: 400, content that isn't text, or is empty.
+        """
+        plain: list[dict[str, object]] = []
+        if self.system:
+            plain.append({"role": "system", "content": _text(self.system, "system")})
+        turns = self.messages[:-1] if self._has_prefill else self.messages
+        for index, message in enumerate(turns):
+            plain.append({"role": message.role, "content": _text(message.content, f"messages[{index}].content")})
+        return plain
+
+    def prefill(self) -> str:
+        """What the answer has to begin with: the last turn, if it is the assistant's.
+
+        Raises:
+            ApiError: 400, it ends with white space, which no model goes on from.
+        """
+        if not self._has_prefill:
+            return ""
+        where = f"messages[{len(self.messages) - 1}].content"
+        text = _text(self.messages[-1].content, where)
+        if text != text.rstrip():
+            raise ApiError(400, f"{where}: final assistant content cannot end with trailing whitespace", where)
+        return text
+
+    @property
+    def _has_prefill(self) -> bool:
+        return self.messages[-1].role == "assistant"
+
+    def _slots(self) -> list[Slot]:
+        """Every place that may carry a breakpoint, in the order of the prompt."""
+        slots = []
+        if isinstance(self.system, list):
+            slots += [_slot(block, f"system[{index}]") for index, block in enumerate(self.system)]
+        elif self.system:
+            slots.append(Slot("system", None))
+        for number, message in enumerate(self.messages):
+            where = f"messages[{number}].content"
+            if isinstance(message.content, str):
+                slots.append(Slot(where, None, is_eligible=bool(message.content)))
+            else:
+                slots += [_slot(block, f"{where}[{index}]") for index, block in enumerate(message.content)]
+        return slots
+
+
+class MessagesRequest(Conversation, kw_only=True, forbid_unknown_fields=True):
+    """Body of `/v1/messages`."""
+
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None  # ours
+
+    inference_geo: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+
+    container: Any = None
+    diagnostics: Any = None
+
+    def sampling_params(self) -> SamplingParams:
+        """The engine's parameters. With `max_tokens` 0 the prompt is read and stored, and nothing drawn.
+
+        Raises:
+            ApiError, InvalidRequestError: a value is out of its range.
+        """
+        if self.max_tokens == 0 and self.stream:
+            raise ApiError(400, "max_tokens: 0 can't be streamed", "max_tokens")
+        stops = self.stop_sequences or []
+        if any(not stop.strip() for stop in stops):
+            raise ApiError(400, "stop_sequences: each must contain more than white space", "stop_sequences")
+        names = ("temperature", "top_k", "top_p", "seed")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return SamplingParams(max_tokens=max(self.max_tokens, 1), stop=tuple(stops), **given)
+
+
+class CountRequest(Conversation, kw_only=True, forbid_unknown_fields=True):
+    """Body of `/v1/messages/count_tokens`."""
+
+
+def _slot(block: Block, where: str) -> Slot:
+    if isinstance(block, TextBlock):
+        return Slot(where, block.cache_control, is_eligible=bool(block.text))
+    return Slot(where, None)
+
+
+def _text(content: "str | list[Block] | list[TextBlock]", where: str) -> str:
+    if isinstance(content, str):
+        if not content:
+            raise ApiError(400, f"{where}: expected text that is not empty", where)
+        return content
+    if not content:
+        raise ApiError(400, f"{where}: expected at least one block", where)
+    texts = []
+    for index, block in enumerate(content):
+        at = f"{where}[{index}]"
+        if not isinstance(block, TextBlock):
+            kind = block.__struct_config__.tag
+            raise ApiError(400, f"{at}: blocks of type {kind} are not supported", at, "unsupported_parameter")
+        if not block.text:
+            raise ApiError(400, f"{at}.text: text content blocks must be non-empty", f"{at}.text")
+        texts.append(block.text)
+    return "\n".join(texts)

@@ -1,0 +1,186 @@
+"""Clients that leave, and many at once (R-09, R-19): nothing is left behind, and nobody else notices."""
+
+import asyncio
+import json
+import random
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from foreword.server.limits import Limits
+from tests.server.conftest import LiveServer, StartServer
+from tests.server.wire import chat_body, completion_body, message_body, send
+
+CALLS = {
+    "/v1/chat/completions": chat_body,
+    "/v1/completions": completion_body,
+    "/v1/messages": message_body,
+}
+
+
+def request_bytes(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    )
+    return head.encode() + b"Connection: close\r\n\r\n" + data
+
+
+def wait_until_free(live: LiveServer, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while live.service.engine.num_open or live.run(live.service.engine.run(lambda e: e.stats().held_blocks)):
+        assert time.monotonic() < end, "blocks are still held"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", CALLS)
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("by_reset", [True, False])
+def test_blocks_come_back_when_a_client_leaves(server: LiveServer, path: str, stream: bool, by_reset: bool) -> None:
+    fields = {} if path == "/v1/messages" else {"ignore_eos": True}
+    body = CALLS[path]("tell me a long story", stream=stream, max_tokens=450, **fields)
+    before = send(server.port, "GET", "/metrics").body
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request_bytes(path, body))
+        if stream:
+            assert b"200 OK" in connection.recv(200)
+        while not server.service.engine.num_open:
+            time.sleep(0.001)
+        if by_reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+
+    wait_until_free(server, 2)
+
+    assert cancelled(send(server.port, "GET", "/metrics").body) == cancelled(before) + 1
+
+
+def cancelled(metrics: bytes) -> float:
+    (line,) = [li for li in metrics.splitlines() if li.startswith(b"foreword:requests_cancelled_total")]
+    return float(line.split()[-1])
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_failed_step_is_an_event_of_the_dialect_and_the_server_goes_on(start_server: StartServer, path: str) -> None:
+    live = start_server()
+    runner = live.service.loaded.engine._runner
+    execute, steps = runner.execute, []
+
+    def failing(*args: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 5:
+            raise RuntimeError("injected")
+        return execute(*args)
+
+    runner.execute = failing  # type: ignore[method-assign, assignment]
+
+    answer = send(live.port, "POST", path, CALLS[path](stream=True, max_tokens=30, seed=1, temperature=0))
+
+    assert answer.status == 200
+    name, data = answer.events[-1]
+    error = json.loads(data)["error"]
+    if path == "/v1/messages":
+        assert name == "error"
+        assert error["type"] == "api_error"
+    else:
+        assert error["code"] == "engine_error"
+    assert b"injected" not in answer.body
+    assert send(live.port, "POST", path, CALLS[path]()).status == 200
+    live.check_idle()
+
+
+def test_a_failed_first_step_is_a_500_of_the_dialect(start_server: StartServer) -> None:
+    live = start_server()
+    runner = live.service.loaded.engine._runner
+    execute = runner.execute
+
+    def failing(*args: Any) -> Any:
+        runner.execute = execute  # type: ignore[method-assign]
+        raise RuntimeError("injected")
+
+    for stream in (True, False):
+        runner.execute = failing  # type: ignore[method-assign, assignment]
+        answer = send(live.port, "POST", "/v1/chat/completions", chat_body(stream=stream))
+        assert answer.status == 500
+        assert answer.json["error"]["code"] == "engine_error"
+
+
+def test_a_long_prefill_is_kept_alive_by_pings(start_server: StartServer) -> None:
+    live = start_server(limits=Limits(ping_interval_s=0.02))
+    runner = live.service.loaded.engine._runner
+    execute = runner.execute
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.1)
+        return execute(*args)
+
+    runner.execute = slow  # type: ignore[method-assign, assignment]
+
+    chat = send(live.port, "POST", "/v1/chat/completions", chat_body(stream=True))
+    message = send(live.port, "POST", "/v1/messages", message_body(stream=True))
+
+    assert b": ping\n\n" in chat.body
+    assert chat.events[-1][1] == "[DONE]"
+    assert ("ping", '{"type":"ping"}') in message.events
+    assert message.events[-1][0] == "message_stop"
+
+
+def test_draining_lets_running_answers_finish_and_refuses_others(start_server: StartServer) -> None:
+    live = start_server()
+    with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
+        body = completion_body("go", stream=True, max_tokens=200, ignore_eos=True)
+        connection.sendall(request_bytes("/v1/completions", body))
+        assert b"200 OK" in connection.recv(100)
+
+        live.loop.call_soon_threadsafe(live.server.drain)
+        while live.service.engine.refusal is None:
+            time.sleep(0.001)
+        refused = send(live.port, "POST", "/v1/completions", completion_body())
+        ready = send(live.port, "GET", "/ready")
+        told = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert refused.status == 503
+    assert refused.headers["retry-after"] == "1"
+    assert ready.status == 503
+    assert b"[DONE]" in told
+    assert told.count(b'"finish_reason":"length"') == 1
+
+
+def test_many_streams_at_once_with_some_leaving(start_server: StartServer) -> None:
+    live = start_server(kv_memory_bytes=256 << 10)  # 512 tokens: streams wait, and push each other out
+    rng = random.Random(7)
+
+    async def client(number: int) -> str:
+        path = rng.choice(list(CALLS))
+        prefix = "a shared beginning of all " * (number % 2)
+        body = CALLS[path](f"{prefix}{number}", stream=True, max_tokens=rng.randint(1, 20))
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        try:
+            writer.write(request_bytes(path, body))
+            if rng.random() < 0.05:
+                await asyncio.sleep(rng.random() * 0.2)
+                return "left"
+            answer = await reader.read()
+            status = answer.split()[1].decode()
+            ended = b"[DONE]" in answer or b"event: message_stop" in answer
+            return status if ended or status != "200" else "cut"
+        finally:
+            writer.close()
+
+    async def storm() -> list[str]:
+        found: list[str] = []
+
+        async def worker(first: int) -> None:
+            for number in range(first, 256, 64):
+                found.append(await client(number))
+
+        await asyncio.gather(*(worker(first) for first in range(64)))
+        return found
+
+    outcomes = asyncio.run(storm())
+
+    assert set(outcomes) <= {"200", "left", "429"}, sorted(set(outcomes))
+    assert outcomes.count("200") > 200
+    live.check_idle()
+    assert live.service.engine.stats.num_preemptions + live.service.engine.stats.evicted_blocks > 0
