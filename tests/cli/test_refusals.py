@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from foreword.cli.session import find_model
+from foreword.models.pull import CATALOGUE
 from tests.cli.conftest import Ran, Run
 
 
@@ -56,8 +58,10 @@ def test_an_unusable_option_is_named(run: Run, tiny: str, options: list[str], pa
     _assert_one_line(run("generate", "hello", "--model", tiny, "--quiet", *options), part)
 
 
-def test_an_empty_prompt_is_refused(run: Run, tiny: str) -> None:
-    _assert_one_line(run("generate", "", "--raw", "-q", "--model", tiny), "prompt: expected at least one token")
+@pytest.mark.parametrize("how", ["--raw", "--chat"])
+def test_an_empty_prompt_is_refused(run: Run, tiny: str, how: str) -> None:
+    _assert_one_line(run("generate", "", how, "-q", "--model", tiny), "prompt: expected at least one character")
+    _assert_one_line(run("generate", "-", how, "-q", "--model", tiny), "prompt: expected at least one character")
 
 
 def test_a_prompt_over_the_context_is_refused(run: Run, tiny: str) -> None:
@@ -148,3 +152,17 @@ def test_a_trace_that_is_no_trace_is_refused_with_its_line(run: Run, tmp_path: P
 
     path.write_text("a,b\n1,2\n")
     _assert_one_line(run("bench", "waste", "-q", "--trace", str(path)), "no column ContextTokens")
+
+
+def test_a_pulled_models_name_means_it_beside_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled = tmp_path / "home" / "models" / CATALOGUE["smollm2"].file_name
+    pulled.parent.mkdir(parents=True)
+    pulled.touch()
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path / "home"))
+    (tmp_path / "smollm2").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert find_model("smollm2") == pulled
+    assert find_model("./smollm2") == Path("smollm2")

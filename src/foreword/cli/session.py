@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 
 
 def find_model(name: str) -> Path:
-    """The file or folder that a `--model` means: a path, or the name of a pulled model.
+    """The file or folder that a `--model` means: the name of a pulled model, or a path.
+
+    A pulled model's name means that model wherever one stands; `./smollm2` is the folder of that name.
 
     Raises:
         ModelNotFoundError: there is neither; the message has the cure.
     """
     from foreword.models.pull import CATALOGUE
 
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
     if name in CATALOGUE:
         pulled = models_folder() / CATALOGUE[name].file_name
         if pulled.exists():
             return pulled
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    if name in CATALOGUE:
         raise ModelNotFoundError(f"model {name} is not here yet; run: foreword pull {name}")
     names = ", ".join(sorted(CATALOGUE))
     raise ModelNotFoundError(f"no file or folder {name}, and no model of that name to pull (there is: {names})")

@@ -35,8 +35,15 @@ def prompt_text(prompt: str | None, file: str | None) -> str:
     """The prompt: an argument, a file, or stdin when that is a pipe or `-` was given.
 
     Raises:
-        ForewordError: none of them, or two.
+        ForewordError: none of them, two, or one with nothing in it.
     """
+    text = _source_text(prompt, file)
+    if not text:
+        raise ForewordError("prompt: expected at least one character, got none")
+    return text
+
+
+def _source_text(prompt: str | None, file: str | None) -> str:
     if prompt is not None and file is not None:
         raise ForewordError("prompt: give either PROMPT or --file, not both")
     if file is not None:
