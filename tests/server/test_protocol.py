@@ -129,3 +129,13 @@ def test_more_connections_than_allowed_are_cut(start_server: StartServer) -> Non
         assert closed_within(extra, 3)
     for connection in held:
         connection.close()
+
+
+def test_no_token_waits_for_an_acknowledgement(server: LiveServer) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.recv(4096)
+        sockets = [c.transport.get_extra_info("socket") for c in server.server.server_state.connections]
+
+        assert sockets
+        assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)

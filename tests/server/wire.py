@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,3 +68,15 @@ def message_body(text: str = "hi", **fields: Any) -> dict[str, Any]:
     """A request for a message."""
     body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": text}], "temperature": 0}
     return body | fields
+
+
+def post_all(port: int, path: str, bodies: Iterable[bytes]) -> Iterator[Answer]:
+    """Many bodies one after the other on as few connections as the server allows."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        for body in bodies:
+            connection.request("POST", path, body, {"content-type": "application/json"})
+            response = connection.getresponse()
+            yield Answer(response.status, {n.lower(): v for n, v in response.getheaders()}, response.read())
+    finally:
+        connection.close()

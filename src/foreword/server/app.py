@@ -11,17 +11,26 @@ from starlette.routing import Route
 
 from foreword.core.errors import ForewordError
 from foreword.server.anthropic.messages import message_routes
+from foreword.server.cache_routes import cache_routes
 from foreword.server.errors import ApiError, as_api_error, error_response
 from foreword.server.gate import Gate
 from foreword.server.openai.chat import chat_routes
 from foreword.server.openai.completions import completion_routes
 from foreword.server.service import Service
 from foreword.server.status_routes import status_routes
+from foreword.server.text_routes import text_routes
 
 
 def all_routes(service: Service) -> list[Route]:
     """Every route of the server."""
-    return [*status_routes(service), *chat_routes(service), *completion_routes(service), *message_routes(service)]
+    return [
+        *status_routes(service),
+        *chat_routes(service),
+        *completion_routes(service),
+        *message_routes(service),
+        *text_routes(service),
+        *cache_routes(service),
+    ]
 
 
 def make_app(service: Service, *, hosts: Iterable[str] = ()) -> Gate:

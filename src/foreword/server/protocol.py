@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol with the deadlines it lacks: for a request's head, and for a client that reads nothing."""
 
 import asyncio
+import socket
 from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -27,6 +28,9 @@ class DeadlineProtocol(H11Protocol):
         if len(self.connections) > self._limits.max_connections:
             self.transport.abort()
         else:
+            # A token must not wait for the acknowledgement of the one before; asyncio sees to that only for sockets
+            # that name their protocol, and one that was bound beforehand does not.
+            self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

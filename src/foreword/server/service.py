@@ -159,6 +159,15 @@ class Service:
         self._check_len(ids, "messages")
         return Prompt(ids)
 
+    def render_chat(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool) -> str:
+        """A conversation as the text the model reads, for people. For `off_loop`.
+
+        Raises:
+            ApiError, InvalidRequestError: malformed, or longer than the context.
+        """
+        self._check_size(messages, "messages")
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
     def encode_prompt(self, prompt: object) -> Prompt:
         """Token ids of text, or token ids as they are, checked. For `off_loop`.
 

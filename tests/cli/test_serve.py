@@ -1,0 +1,182 @@
+"""`foreword serve` as a person runs it: one line when it can't, and order when it ends (R-22, R-26)."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+
+Start = Callable[..., tuple["subprocess.Popen[str]", str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts servers; each is given as its process and its address."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*argv: str) -> "tuple[subprocess.Popen[str], str]":
+        process = subprocess.Popen(
+            [sys.executable, "-m", "foreword", "serve", *argv, "--port", "0", "--json", "--kv-memory", "4MiB"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/ready", timeout=5).close()
+                return process, url
+            except OSError:
+                assert process.poll() is None
+                time.sleep(0.02)
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def post(url: str, path: str, body: dict[str, Any], key: str = "") -> Any:
+    headers = {"content-type": "application/json", "x-api-key": key}
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
+    return urllib.request.urlopen(request, timeout=30)
+
+
+def name_of(path: str) -> str:
+    return Path(path).name
+
+
+def test_it_serves_and_ends_with_0_on_sigterm(start: Start, tiny: str) -> None:
+    process, url = start(tiny)
+    with post(url, "/v1/completions", {"model": name_of(tiny), "prompt": "a", "max_tokens": 2}) as answer:
+        assert len(json.load(answer)["choices"]) == 1
+
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+
+    assert process.returncode == 0
+    events = [json.loads(line) for line in err.splitlines()]
+    assert [e["event"] for e in events] == ["request", "draining"]
+    assert events[0]["route"] == "/v1/completions"
+    assert events[0]["completion_tokens"] == 2
+
+
+def test_a_running_answer_is_finished_before_the_end(start: Start, tiny: str) -> None:
+    process, url = start(tiny)
+    body = {"model": name_of(tiny), "prompt": "a", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with post(url, "/v1/completions", body) as answer:
+        answer.readline()
+        process.send_signal(signal.SIGTERM)
+        told = answer.read()
+
+    assert b"[DONE]" in told
+    assert process.wait(20) == 0
+
+
+def test_a_second_signal_ends_it_at_once(start: Start, tiny: str) -> None:
+    process, url = start(tiny, "--max-num-seqs", "1", "--kv-cache", "off")
+    body = {"model": name_of(tiny), "prompt": "a" * 100, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with post(url, "/v1/completions", body) as answer:
+        answer.readline()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+        with pytest.raises(http.client.IncompleteRead):
+            answer.read()
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs /proc")
+def test_one_socket_listens_and_on_the_loopback(start: Start, tiny: str) -> None:
+    process, url = start(tiny)
+    inodes = set()
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        target = os.readlink(descriptor)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                listening.append(words[1])
+
+    port = int(url.rpartition(":")[2])
+    assert listening == [f"0100007F:{port:04X}"]
+
+
+def test_keys_are_demanded_when_given(start: Start, run: Run, tiny: str, tmp_path: Path) -> None:
+    made = run("serve", "--new-key", "alice").out
+    key, line = made.splitlines()[0].split()[-1], made.splitlines()[1].partition(": ")[2]
+    (tmp_path / "keys").write_text(line + "\n")
+    _, url = start(tiny, "--api-keys", str(tmp_path / "keys"), "--served-model-name", "m")
+    body = {"model": "m", "prompt": "a", "max_tokens": 1}
+
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        post(url, "/v1/completions", body)
+    with post(url, "/v1/completions", body, key) as answer:
+        assert answer.status == 200
+
+
+def test_a_port_that_is_taken_is_one_line(run: Run, tiny: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = run("serve", tiny, "--port", port)
+
+    assert ran.code == 2
+    assert port in ran.err
+    assert "--port" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_other_machines_need_keys(run: Run, tiny: str, host: str) -> None:
+    ran = run("serve", tiny, "--host", host, "--port", "0")
+
+    assert ran.code == 2
+    assert "--api-keys" in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("no-such-model",), "no-such-model"),
+        (("--api-keys", "/no/such/file"), "/no/such/file"),
+        (("--port", "70000"), "--port"),
+        (("--new-key", "two words"), "name"),
+        (("--max-queued", "0"), "max-queued"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(run: Run, tiny: str, argv: tuple[str, ...], told: str) -> None:
+    model = () if argv[0] == "no-such-model" else (tiny,)
+
+    ran = run("serve", *model, *argv)
+
+    assert ran.code == 2
+    assert told in ran.err
+    assert ran.out == ""
+
+
+def test_a_malformed_file_of_keys_names_the_line(run: Run, tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# keys\nalice sk-secret\n")
+
+    ran = run("serve", tiny, "--api-keys", str(tmp_path / "keys"))
+
+    assert ran.code == 2
+    assert "keys:2" in ran.err
+    assert "sk-secret" not in ran.err
