@@ -23,6 +23,7 @@ from foreword.cli.main import app
 from foreword.cli.options import ModelOptions, SamplingOptions
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.sampling_params import SamplingParams
+from foreword.events import EventOptions
 from foreword.llm import EngineOptions
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -52,6 +53,16 @@ MEANINGS: dict[type, dict[str, str]] = {
         "reuse_generated": "`tenant`: later prompts of the namespace may hit generated tokens; `off`: prompts only.",
         "retention": "Which cached prefix goes first: segmented LRU, LRU, LFU or cost of computing it again.",
         "debug": "Fill fresh blocks with NaN and check every invariant after each step.",
+        "kv_events": "Where to publish KV events, [how](../kv_events.md); `None`: nowhere.",
+    },
+    EventOptions: {
+        "endpoint": "Of the stream: `tcp://HOST:PORT` or `ipc://PATH`; port 0 takes a free one.",
+        "replay_endpoint": "Where missed batches are asked for; `None`: the next port, or the path with `-replay`.",
+        "topic": "First frame of every message, such as `kv@POD@MODEL`.",
+        "form": "`map`: as vLLM 0.33; `array`: for older consumers.",
+        "int_hashes": "Hashes as their low 64 bits, an integer; else 32 bytes.",
+        "allow_remote": "Allow an address that other machines can reach.",
+        "open_namespace": "The namespace whose blocks carry no mark in `extra_keys`.",
     },
     CacheConfig: {
         "num_blocks": "Blocks of the pool.",

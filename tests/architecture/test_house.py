@@ -37,6 +37,10 @@ def test_only_the_cpu_backend_knows_the_native_module() -> None:
     assert users_of("foreword._native") == {"ops/cpu.py"}
 
 
+def test_only_the_publisher_of_events_knows_zeromq() -> None:
+    assert users_of("zmq") == {"events/publisher.py", "events/replay.py"}
+
+
 def test_only_the_bindings_include_nanobind() -> None:
     including = {p.parent.name for p in (ROOT / "csrc").rglob("*.[ch]*") if "nanobind" in p.read_text()}
 

@@ -1,6 +1,8 @@
 """`foreword serve`: the model behind OpenAI's and Anthropic's HTTP dialects."""
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +13,21 @@ from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped
 from foreword.cli.session import find_model, summary_lines
 
 if TYPE_CHECKING:
-    from foreword.llm import EngineOptions, LoadSummary
+    from foreword.events import EventOptions
+    from foreword.llm import EngineOptions
+    from foreword.llm.loading import LoadedModel
     from foreword.server.limits import Limits
     from foreword.server.tenants import KeyRing
 
 _SERVER = "Server"
+_EVENTS = "KV events"
+
+
+class EventForm(StrEnum):
+    """How an event is encoded."""
+
+    map = "map"
+    array = "array"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +63,50 @@ class ServerOptions:
         return Limits(max_queued_requests=self.max_queued, grace_s=self.grace)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFlags:
+    """Whether and how it is told what becomes findable and what ceases to be."""
+
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            help="Publish KV events over ZeroMQ at tcp://127.0.0.1:PORT or ipc://PATH; replay takes the next port. "
+            "They hold every prompt's tokens.",
+            rich_help_panel=_EVENTS,
+        ),
+    ] = None
+    kv_events_topic: Annotated[str, typer.Option(help="As in kv@POD@MODEL.", rich_help_panel=_EVENTS)] = ""
+    kv_events_form: Annotated[
+        EventForm, typer.Option(help="array: for consumers older than vLLM's maps.", rich_help_panel=_EVENTS)
+    ] = EventForm.map
+    kv_events_int_hashes: Annotated[
+        bool, typer.Option("--kv-events-int-hashes", help="Hashes as 64-bit integers.", rich_help_panel=_EVENTS)
+    ] = False
+    kv_events_remote: Annotated[
+        bool,
+        typer.Option("--kv-events-remote", help="Allow an address that others can reach.", rich_help_panel=_EVENTS),
+    ] = False
+
+    def options(self, keys: "KeyRing") -> "EventOptions | None":
+        """The same for the engine. Without keys there is one tenant, whose blocks need no mark.
+
+        Raises:
+            InvalidRequestError: the endpoint can't be used.
+        """
+        if self.kv_events is None:
+            return None
+        from foreword.events import EventOptions
+
+        return EventOptions(
+            endpoint=self.kv_events,
+            topic=self.kv_events_topic,
+            form=self.kv_events_form.value,
+            int_hashes=self.kv_events_int_hashes,
+            allow_remote=self.kv_events_remote,
+            open_namespace=keys.local.namespace() if keys.is_open else b"",
+        )
+
+
 @grouped
 def serve(
     model_name: Annotated[
@@ -59,6 +115,7 @@ def serve(
     *,
     model: ModelOptions,
     server: ServerOptions,
+    events: EventFlags,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
@@ -74,28 +131,29 @@ def serve(
 
     keys = KeyRing() if server.api_keys is None else KeyRing.from_file(Path(server.api_keys))
     check_exposure(server.host, has_keys=not keys.is_open)
+    options = replace(options, kv_events=events.options(keys))
     listening = bind(server.host, server.port)
     from foreword.llm.loading import load
     from foreword.server.logs import set_up_logging
     from foreword.server.service import Service
     from foreword.server.serving import serve as run
 
-    loaded = load(path, options)
-    names = server.served_model_name or [_default_name(model.model, path)]
-    service = Service(loaded, names=names, keys=keys, limits=server.limits())
-    address, port = listening.getsockname()[:2]
-    url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
-    if json:
-        write_json({"url": url, "models": names, "keys": keys.num_keys, "engine": asdict(loaded.summary)})
-    elif not quiet:
-        for line in start_lines(loaded.summary, options, keys, service.limits, url, names):
-            remark(line)
-    set_up_logging()
-    run(service, server.host, listening)
+    with listening, closing(load(path, options)) as loaded:
+        names = server.served_model_name or [_default_name(model.model, path)]
+        service = Service(loaded, names=names, keys=keys, limits=server.limits())
+        address, port = listening.getsockname()[:2]
+        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        if json:
+            write_json({"url": url, "models": names, "keys": keys.num_keys, "engine": asdict(loaded.summary)})
+        elif not quiet:
+            for line in start_lines(loaded, options, keys, service.limits, url, names):
+                remark(line)
+        set_up_logging()
+        run(service, server.host, listening)
 
 
 def start_lines(
-    summary: "LoadSummary", options: "EngineOptions", keys: "KeyRing", limits: "Limits", url: str, names: list[str]
+    loaded: "LoadedModel", options: "EngineOptions", keys: "KeyRing", limits: "Limits", url: str, names: list[str]
 ) -> list[str]:
     """What is served with what, and what is open to whom."""
     from foreword.server.gate import OPEN_PATHS, OPERATOR_PATHS
@@ -106,11 +164,18 @@ def start_lines(
         opened, operators = (", ".join(sorted(paths)) for paths in (OPEN_PATHS, OPERATOR_PATHS))
         access = f"{keys.num_keys} keys, a cache for each name · open without: {opened} · operators only: {operators}"
     return [
-        *summary_lines(summary, options),
+        *summary_lines(loaded.summary, options),
         f"up to {options.max_num_seqs} sequences at once · queue of {limits.max_queued_requests} requests, "
         f"{limits.max_queued_tokens:,} tokens · bodies up to {human_bytes(limits.max_body_bytes)}",
+        *_event_lines(loaded),
         f"serving {', '.join(names)} at {url} · {access}",
     ]
+
+
+def _event_lines(loaded: "LoadedModel") -> list[str]:
+    if loaded.events is None:
+        return []
+    return [f"KV events at {loaded.events.endpoint} · replay at {loaded.events.replay_endpoint}"]
 
 
 def _default_name(given: str, path: Path) -> str:

@@ -11,6 +11,7 @@ from foreword.core.sampling_params import MAX_N, SEED_BITS, SamplingParams
 from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.engine.metrics import EngineStats
+from foreword.kv_cache.events import CacheEvent, EventLog
 from foreword.kv_cache.explain import MissReport
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.runner.model_runner import ModelRunner, PromptRows
@@ -21,7 +22,8 @@ from foreword.scheduler.validation import check_request
 class Engine:
     """Runs requests to their end. Deterministic: equal calls give equal steps and equal tokens.
 
-    `draw_seed` gives the seed of a request that names none; it is the only source of randomness.
+    `draw_seed` gives the seed of a request that names none; it is the only source of randomness. `publish_events` is
+    given what became findable and what ceased to be, numbered, after whatever changed it; without it nothing is kept.
     One thread uses an engine at a time.
     """
 
@@ -32,9 +34,12 @@ class Engine:
         scheduler: SchedulerConfig,
         *,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
+        publish_events: Callable[[list[tuple[int, CacheEvent]]], None] | None = None,
     ) -> None:
         self._runner = runner
-        self._manager = KVCacheManager(cache)
+        self._publish_events = publish_events
+        self._events = None if publish_events is None else EventLog()
+        self._manager = KVCacheManager(cache, self._events)
         self._scheduler = Scheduler(scheduler, self._manager)
         self._draw_seed = draw_seed
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -172,6 +177,7 @@ class Engine:
     def reset_cache(self) -> None:
         """Forget every stored prefix. What runs keeps its blocks."""
         self._manager.reset()
+        self._tell_events()
 
     def expected_written(self, request_id: str) -> int:
         """Prompt tokens a live request will have made findable when it ends, if nothing disturbs it.
@@ -285,9 +291,16 @@ class Engine:
         return step if found is None else replace(step, prompt_logprobs=tuple(found))
 
     def _settle(self) -> None:
-        """When nothing is left to do, let go of the blocks that the last step copied from: no step follows to do it."""
+        """Tell events; and when nothing is left to do, let go of what the last step copied from: no step will."""
         if not self.has_unfinished:
             self._manager.begin_step(self._now)
+        self._tell_events()
+
+    def _tell_events(self) -> None:
+        if self._events is not None and self._publish_events is not None:
+            events = self._events.take()
+            if events:
+                self._publish_events(events)
 
     def _forget_finished(self, request_id: RequestId) -> None:
         request = self._requests.get(request_id)

@@ -14,12 +14,16 @@ from foreword.kv_cache.prefix_cache import TOKEN_BYTES, BlockHash, TokenPath
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """Whole blocks became findable, one after the other behind `parent_block_hash` (None: the first of a prefix)."""
+    """Whole blocks of a namespace became findable, one after the other behind `parent_block_hash`.
+
+    That is None for the first blocks of a prefix.
+    """
 
     block_hashes: tuple[BlockHash, ...]
     parent_block_hash: BlockHash | None
     token_ids: tuple[TokenId, ...]
     block_size: int
+    namespace: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ def stored_event(path: TokenPath, first: int, end: int, block_size: int) -> Bloc
     size = block_size * TOKEN_BYTES
     tokens = array("i", bytes(path.packed[first * size : end * size]))
     parent = hashes[first - 1] if first else None
-    return BlockStored(tuple(hashes[first:end]), parent, tuple(map(TokenId, tokens)), block_size)
+    return BlockStored(tuple(hashes[first:end]), parent, tuple(map(TokenId, tokens)), block_size, path.namespace)
 
 
 class EventLog:

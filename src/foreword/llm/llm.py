@@ -32,12 +32,14 @@ class Progress(Protocol):
 class LLM:
     """A model ready to answer.
 
-    Every keyword of `EngineOptions` may be given. One thread uses an `LLM` at a time.
+    Every keyword of `EngineOptions` may be given. One thread uses an `LLM` at a time. `events` says where KV events are
+    published; None where they are not.
 
     Raises:
         ModelNotFoundError, ModelFormatError: the path holds no usable model.
         CapacityError: the memory granted is too small.
         InvalidRequestError: an option is out of range.
+        ForewordError: events were asked for and can't be published.
 
     Example:
         >>> from foreword import LLM, SamplingParams
@@ -51,6 +53,7 @@ class LLM:
         loaded = load(model, self.options)
         self.tokenizer, self._chat_template, self.summary = loaded.tokenizer, loaded.chat_template, loaded.summary
         self._engine, self._model = loaded.engine, loaded.model
+        self.events = loaded.events
         self._turns = TurnMemory(self.tokenizer)
         self._request_numbers = count()
 
@@ -65,6 +68,8 @@ class LLM:
     def close(self) -> None:
         """Give up what is still running; the object can't be used afterwards."""
         self._engine.abort_all()
+        if self.events is not None:
+            self.events.close()
 
     def generate(
         self,

@@ -8,6 +8,8 @@ from typing import Literal
 from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, RetentionKind, ReuseGenerated, SchedulerConfig
 from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.engine.engine import Engine
+from foreword.events.opening import EventPublisher, open_publisher
+from foreword.events.options import EventOptions, event_options
 from foreword.llm.machine import available_bytes, physical_cores
 from foreword.models.base import Model
 from foreword.models.registry import ModelFiles, WeightDtype, load_model, open_model_files
@@ -42,6 +44,7 @@ class EngineOptions:
     reuse_generated: ReuseGenerated = "tenant"
     retention: RetentionKind = "slru"
     debug: bool = False
+    kv_events: str | EventOptions | None = None  # where to publish what becomes findable and what ceases to be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,12 @@ class LoadedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None  # None where the model brings none
     summary: LoadSummary
+    events: EventPublisher | None = None
+
+    def close(self) -> None:
+        """Stop publishing events, once the engine has stopped."""
+        if self.events is not None:
+            self.events.close()
 
 
 def load(path: str | Path, options: EngineOptions) -> LoadedModel:
@@ -86,11 +95,18 @@ def load(path: str | Path, options: EngineOptions) -> LoadedModel:
         ModelNotFoundError, ModelFormatError: the path holds no usable model.
         CapacityError: the memory granted is too small.
         InvalidRequestError: an option is out of range.
+        ForewordError: events were asked for and can't be published.
     """
-    with open_model_files(path) as files:
-        tokenizer, chat_template = load_text(files)
-        engine, model, summary = load_engine(files, tokenizer.vocab_size, options)
-    return LoadedModel(engine, model, tokenizer, chat_template, summary)
+    events = _open_events(options)
+    try:
+        with open_model_files(path) as files:
+            tokenizer, chat_template = load_text(files)
+            engine, model, summary = load_engine(files, tokenizer.vocab_size, options, events)
+    except BaseException:
+        if events is not None:
+            events.close()
+        raise
+    return LoadedModel(engine, model, tokenizer, chat_template, summary, events)
 
 
 def make_backend(options: EngineOptions) -> Backend:
@@ -108,7 +124,9 @@ def make_backend(options: EngineOptions) -> Backend:
     return CpuBackend(num_threads=threads, instruction_set=options.instruction_set)
 
 
-def load_engine(files: ModelFiles, vocab_size: int, options: EngineOptions) -> tuple[Engine, Model, LoadSummary]:
+def load_engine(
+    files: ModelFiles, vocab_size: int, options: EngineOptions, events: EventPublisher | None = None
+) -> tuple[Engine, Model, LoadSummary]:
     """Load weights, reserve the KV pool and put the engine together; `vocab_size` is the tokenizer's.
 
     Raises:
@@ -149,7 +167,17 @@ def load_engine(files: ModelFiles, vocab_size: int, options: EngineOptions) -> t
         available_bytes=free,
         load_s=time.perf_counter() - started,
     )
-    return Engine(runner, cache, scheduler), model, summary
+    engine = Engine(runner, cache, scheduler, publish_events=None if events is None else events.publish)
+    return engine, model, summary
+
+
+def _open_events(options: EngineOptions) -> EventPublisher | None:
+    """The publisher that was asked for, before anything slow is done."""
+    if options.kv_events is None:
+        return None
+    if options.prefix_cache == "none" or not options.kv_cache:
+        raise InvalidRequestError("kv_events", "a prefix cache, whose events they are", "none")
+    return open_publisher(event_options(options.kv_events))
 
 
 def _plan_pool(model: Model, options: EngineOptions, free_bytes: int) -> tuple[CacheConfig, int]:
