@@ -1,0 +1,57 @@
+"""The published table of fields is the code's, and covers all that the official clients can send."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+
+from foreword.server.anthropic.schema import MESSAGES_IGNORED, MESSAGES_REFUSED, CountRequest, MessagesRequest
+from foreword.server.app import all_routes
+from foreword.server.openai.schema import CHAT_IGNORED, CHAT_REFUSED, ChatRequest, CompletionRequest
+from tests.server.conftest import LiveServer
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+ENDPOINTS: dict[str, tuple[type[msgspec.Struct], type, tuple[str, ...], tuple[str, ...]]] = {
+    "/v1/chat/completions": (ChatRequest, ChatParams, CHAT_IGNORED, CHAT_REFUSED),
+    "/v1/completions": (CompletionRequest, CompletionParams, ("user",), ("suffix",)),
+    "/v1/messages": (MessagesRequest, MessageCreateParamsBase, MESSAGES_IGNORED, MESSAGES_REFUSED),
+}
+
+
+def table(path: str) -> dict[str, str]:
+    """Field -> class, as published."""
+    section = DOCUMENT.partition(f"### `{path}`\n")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
+    assert len(dict(rows)) == len(rows)
+    return dict(rows)
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_the_table_is_the_codes(path: str) -> None:
+    struct, _, ignored, refused = ENDPOINTS[path]
+    expected = dict.fromkeys(struct.__struct_fields__, "supported")
+    expected |= dict.fromkeys(ignored, "ignored") | dict.fromkeys(refused, "refused")
+
+    assert table(path) == expected
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_whatever_the_client_can_send_has_a_class(path: str) -> None:
+    struct, params, _, _ = ENDPOINTS[path]
+
+    assert set(params.__annotations__) - set(struct.__struct_fields__) == set()
+
+
+def test_whatever_can_be_counted_has_a_class() -> None:
+    assert set(MessageCountTokensParams.__annotations__) - set(CountRequest.__struct_fields__) == set()
+
+
+def test_every_route_is_in_the_document(server: LiveServer) -> None:
+    named = set(re.findall(r"(/[\w/.{}-]+)", DOCUMENT.partition("## Routes")[2].partition("\n## ")[0]))
+
+    assert {route.path for route in all_routes(server.service)} - named == set()
