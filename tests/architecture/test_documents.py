@@ -1,11 +1,15 @@
 """Every example in the documents runs, and every file they point to is there."""
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from tests.smollm2 import SMOLLM2, needs_smollm2
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FOREWORD = Path(sys.executable).parent / "foreword"
+SERVED = "127.0.0.1:8000"
 SLOW = {"bench", "serve", "replay"}  # measured and run by their own tests; here only their options are checked
 
 
@@ -48,9 +53,31 @@ def environment() -> dict[str, str]:
     return os.environ | {"FOREWORD_HOME": str(SMOLLM2.parent.parent), "NO_COLOR": "1"}
 
 
+@pytest.fixture(scope="module")
+def port() -> Iterator[str]:
+    """Port of a server as the documents start it, on one that is free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = str(free.getsockname()[1])
+    command = [FOREWORD, "serve", "-m", "smollm2", "--port", number, "--quiet"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(number)), timeout=1):
+                    break
+                assert server.poll() is None, "the server did not start"
+                time.sleep(0.1)
+            yield number
+        finally:
+            server.terminate()
+
+
 @needs_smollm2
 @pytest.mark.parametrize(("name", "text"), blocks("python"), ids=[name for name, _ in blocks("python")])
-def test_python_in_the_documents_runs(name: str, text: str, folder: Path) -> None:
+def test_python_in_the_documents_runs(name: str, text: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    if SERVED in text:
+        text = text.replace(SERVED, f"127.0.0.1:{request.getfixturevalue('port')}")
+
     done = subprocess.run(
         [sys.executable, "-c", text], cwd=folder, env=environment(), capture_output=True, text=True, check=False
     )
