@@ -103,6 +103,7 @@ def test_the_same_of_completions(server: LiveServer, field: str, token: str) -> 
         ({"prompt": {}}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [100_000]}, "prompt"),
+        ({"prompt": [1] * 100_000}, "prompt"),
         ({"prompt": [2**31]}, "prompt"),
         ({"prompt": [2**70]}, "prompt"),
         ({"prompt": [True]}, "prompt"),
@@ -169,6 +170,8 @@ def test_a_completion_that_cannot_be_is_400_with_its_field(
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
         ({"guided_json": {}}, "guided_json"),
+        ({"messages": [{"role": "user", "content": "x"}] * 10_001}, "messages"),
+        ({"chat_template_kwargs": {"x": [1] * 40_000}}, "chat_template_kwargs"),
     ],
 )
 def test_a_chat_that_cannot_be_is_400_with_its_field(server: LiveServer, fields: dict[str, Any], param: str) -> None:

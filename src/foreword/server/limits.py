@@ -6,6 +6,9 @@ MAX_PROMPTS = 128
 """Prompts of one request; prompts times `n` are bounded by the same number."""
 MAX_N = 16
 MAX_LOGPROBS = 20
+MAX_MESSAGES = 10_000
+MAX_KWARGS_BYTES = 64 << 10
+"""Of variables for the chat template, as JSON."""
 MAX_TEXT = 256
 """Characters of a caller's value that a log line or an error message may hold."""
 

@@ -8,9 +8,9 @@ from msgspec import Meta
 from foreword.core.sampling_params import SamplingParams
 from foreword.server.anthropic.cache_control import CacheControl, Slot, check_breakpoints
 from foreword.server.errors import ApiError
+from foreword.server.limits import MAX_MESSAGES
 from foreword.server.tenants import check_salt
 
-MAX_MESSAGES = 10_000
 MESSAGES_IGNORED = ("inference_geo", "metadata", "service_tier", "user_profile_id")
 MESSAGES_REFUSED = (
     "container",

@@ -33,7 +33,7 @@ def completion_routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
         service.check_model(body.model)
-        plan = CompletionPlan(body)
+        plan = CompletionPlan(body, service.max_model_len)
         answer = CompletionAnswer(service, plan)
         generation = await _start(service, request, plan)
         if body.stream:
@@ -52,9 +52,12 @@ class CompletionPlan:
         ApiError, InvalidRequestError: 400.
     """
 
-    def __init__(self, body: CompletionRequest) -> None:
+    def __init__(self, body: CompletionRequest, max_model_len: int) -> None:
         self.model = body.model
         self.cache_salt = body.cache_salt
+        if len(body.prompt) > max(MAX_PROMPTS, max_model_len) and not isinstance(body.prompt, str):
+            message = f"prompt: expected at most {MAX_PROMPTS} prompts, or {max_model_len} token ids"
+            raise ApiError(400, message, "prompt", "context_length_exceeded")  # before looking at each of them
         self.prompts = _prompts(body.prompt)
         self.n = body.n or 1
         self.best_of = body.best_of or self.n

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from foreword.core.sampling_params import SamplingParams
+from foreword.core.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from foreword.server.errors import ApiError
-from foreword.server.limits import MAX_LOGPROBS, MAX_N
+from foreword.server.limits import MAX_KWARGS_BYTES, MAX_LOGPROBS, MAX_MESSAGES, MAX_N
 from foreword.server.tenants import check_salt
 
 N = Annotated[int, Meta(ge=1, le=MAX_N)]
@@ -124,7 +124,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     top_p: TopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
 
@@ -168,7 +168,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
@@ -216,8 +216,9 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and value not in harmless.get(name, ()):
                 raise unsupported(name)
-        if not self.messages:
-            raise ApiError(400, "messages: expected at least one message", "messages")
+        if self.chat_template_kwargs and len(msgspec.json.encode(self.chat_template_kwargs)) > MAX_KWARGS_BYTES:
+            expected = f"at most {MAX_KWARGS_BYTES} bytes of JSON"
+            raise ApiError(400, f"chat_template_kwargs: expected {expected}", "chat_template_kwargs")
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: only allowed when logprobs is true", "top_logprobs")
 
