@@ -221,3 +221,21 @@ def test_a_queue_that_is_full_says_when_to_come_back(start_server: StartServer) 
     ticket.leave()
     assert send(live.port, "POST", "/v1/chat/completions", chat_body()).status == 200
     live.check_idle()
+
+
+def test_a_bug_is_a_500_of_the_dialect_that_tells_nothing(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("secret detail")
+
+    monkeypatch.setattr(server.service, "encode_chat", broken)
+
+    openai = send(server.port, "POST", "/v1/chat/completions", chat_body())
+    anthropic = send(server.port, "POST", "/v1/messages", chat_body())
+
+    assert (openai.status, anthropic.status) == (500, 500)
+    assert error_of(openai)["code"] == "internal_error"
+    assert error_of(anthropic) == {"type": "api_error", "message": "internal error"}
+    assert b"secret" not in openai.body + anthropic.body
+    assert "a request failed" in caplog.messages

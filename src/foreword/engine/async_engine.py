@@ -126,7 +126,11 @@ class AsyncEngine:
         if self._refusal is not None:
             raise UnavailableError(self._refusal)
         stream: EngineStream[ItemT] = EngineStream(
-            [request.request_id for request in requests], receive, abort=self._abort, on_end=self._forget
+            [request.request_id for request in requests],
+            receive,
+            num_sequences=sum(request.params.n for request in requests),
+            abort=self._abort,
+            on_end=self._forget,
         )
         self._open[stream] = None
         self._idle.clear()

@@ -11,7 +11,7 @@ from foreword.core.outputs import SequenceStep
 ItemT = TypeVar("ItemT")
 
 MAX_BUFFERED = 1024
-"""Items a stream holds for a reader that falls behind; with one more the request is ended."""
+"""Items of each sequence that a stream holds for a reader that falls behind; with one more its requests are ended."""
 
 
 class EngineStream(Generic[ItemT]):
@@ -25,6 +25,7 @@ class EngineStream(Generic[ItemT]):
         request_ids: Sequence[str],
         receive: Callable[[SequenceStep], ItemT],
         *,
+        num_sequences: int,
         abort: Callable[[Sequence[str]], None],
         on_end: Callable[["EngineStream[ItemT]"], None],
     ) -> None:
@@ -32,6 +33,7 @@ class EngineStream(Generic[ItemT]):
         self.request_ids = tuple(request_ids)
         self.receive = receive
         self.live = set(request_ids)
+        self._max_buffered = MAX_BUFFERED * num_sequences
         self._abort = abort
         self._on_end = on_end
         self._items: deque[ItemT] = deque()
@@ -70,9 +72,9 @@ class EngineStream(Generic[ItemT]):
             return
         self._items.extend(items)
         self._wake()
-        if len(self._items) > MAX_BUFFERED:
+        if len(self._items) > self._max_buffered:
             self._items.clear()
-            self.close(StalledError(f"the reader is more than {MAX_BUFFERED} pieces behind"))
+            self.close(StalledError(f"the reader is more than {self._max_buffered} pieces behind"))
 
     def end(self, error: Exception | None) -> None:
         """Nothing more comes; what is buffered can still be read."""
