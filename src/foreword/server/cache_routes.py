@@ -12,10 +12,10 @@ from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.types import TokenId
 from foreword.kv_cache.explain import MissCause, MissReport
-from foreword.server.context import context_of, tenant_of
+from foreword.server.context import asker_of
 from foreword.server.openai.logprobs import token_name
-from foreword.server.prompt_body import PromptBody, encode, namespace_of
-from foreword.server.service import Asker, Prompt, Service
+from foreword.server.prompt_body import PromptBody, encoder
+from foreword.server.service import Prompt, Service
 from foreword.server.sse import collect
 from foreword.server.status_routes import json_response
 
@@ -37,11 +37,9 @@ def cache_routes(service: Service) -> list[Route]:
 
     async def warm(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
-        prompt = await encode(service, request, body)
-        started = context_of(request).started
-        asker = Asker(tenant=tenant_of(request), namespace=namespace_of(request, body), started=started)
-        params = SamplingParams(max_tokens=1)
-        generation = await service.generate([prompt], params, asker, service.enter(), prefill_only=True)
+        asker = asker_of(request, body.cache_salt)
+        encode, params = encoder(service, body, asker), SamplingParams(max_tokens=1)
+        generation = await service.generate(lambda: [encode()], params, asker, prefill_only=True)
         await collect(generation, request)
         account = generation.account
         answer = {"prompt_tokens": account.prompt, "cached_tokens": account.read, "written_tokens": account.written}
@@ -49,17 +47,17 @@ def cache_routes(service: Service) -> list[Route]:
 
     async def query(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
-        prompt = await encode(service, request, body)
-        ids, namespace = _ids(prompt), namespace_of(request, body)
+        asker = asker_of(request, body.cache_salt)
+        ids, namespace = _ids(await service.queued(encoder(service, body, asker))), asker.namespace
         cached = await service.engine.run(lambda engine: engine.query_cache(namespace, ids))
         return json_response({"prompt_tokens": len(ids), "cached_tokens": cached})
 
     async def explain(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
-        prompt = await encode(service, request, body)
-        ids, namespace = _ids(prompt), namespace_of(request, body)
+        asker = asker_of(request, body.cache_salt)
+        ids, namespace = _ids(await service.queued(encoder(service, body, asker))), asker.namespace
         report = await service.engine.run(lambda engine: engine.explain_cache(namespace, ids))
-        answer = _told(service, ids, report, is_operator=tenant_of(request).is_operator)
+        answer = _told(service, ids, report, is_operator=asker.tenant.is_operator)
         messages = body.template_messages()
         if messages is not None and report.cause is not MissCause.NONE:
             place = await service.off_loop(lambda: message_at(service, messages, namespace, report.matched_tokens))

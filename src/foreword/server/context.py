@@ -26,6 +26,15 @@ class RequestContext:
         return time.monotonic() - self.started
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asker:
+    """On whose behalf something is generated."""
+
+    tenant: Tenant
+    namespace: bytes
+    started: float  # monotonic time at which the request came
+
+
 def context_of(request: Request) -> RequestContext:
     """The context the gate has made."""
     context = request.scope[SCOPE_KEY]
@@ -38,3 +47,9 @@ def tenant_of(request: Request) -> Tenant:
     tenant = context_of(request).tenant
     assert tenant is not None
     return tenant
+
+
+def asker_of(request: Request, cache_salt: str | None) -> Asker:
+    """Who asks, and where prefixes are shared."""
+    context, tenant = context_of(request), tenant_of(request)
+    return Asker(tenant=tenant, namespace=tenant.namespace(cache_salt), started=context.started)

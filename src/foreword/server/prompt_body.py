@@ -1,9 +1,10 @@
 """A prompt given as text, as token ids or as messages: what routes that don't answer have in common."""
 
-import msgspec
-from starlette.requests import Request
+from collections.abc import Callable
 
-from foreword.server.context import tenant_of
+import msgspec
+
+from foreword.server.context import Asker
 from foreword.server.errors import ApiError
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatMessage
@@ -32,25 +33,14 @@ class PromptBody(msgspec.Struct, kw_only=True):
         return None if self.messages is None else plain_messages(self.messages)
 
 
-def namespace_of(request: Request, body: PromptBody) -> bytes:
-    """Where the body's prefixes are shared."""
-    return tenant_of(request).namespace(body.cache_salt)
-
-
-async def encode(service: Service, request: Request, body: PromptBody) -> Prompt:
-    """Token ids, as a request for an answer would have them; takes a place in the queue meanwhile.
+def encoder(service: Service, body: PromptBody, asker: Asker) -> Callable[[], Prompt]:
+    """What makes the token ids, as a request for an answer would have them; for `Service.queued` or `generate`.
 
     Raises:
-        ApiError, InvalidRequestError, QueueFullError: it can't be, or not now.
+        ApiError, InvalidRequestError: it can't be.
     """
     service.check_model(body.model)
-    messages, namespace = body.template_messages(), namespace_of(request, body)
-    ticket = service.enter()
-    try:
-        if messages is None:
-            return await service.off_loop(lambda: service.encode_prompt(body.prompt))
-        return await service.off_loop(
-            lambda: service.encode_chat(messages, namespace, add_generation_prompt=body.add_generation_prompt)
-        )
-    finally:
-        ticket.leave()
+    messages = body.template_messages()
+    if messages is None:
+        return lambda: service.encode_prompt(body.prompt)
+    return lambda: service.encode_chat(messages, asker.namespace, add_generation_prompt=body.add_generation_prompt)

@@ -18,11 +18,12 @@ from foreword.llm.outputs import RequestOutput
 from foreword.llm.prompts import prompt_token_ids
 from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
+from foreword.server.context import Asker
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
-from foreword.server.tenants import KeyRing, Tenant
+from foreword.server.tenants import KeyRing
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.messages import strings_in
 from foreword.text.turns import TurnMemory
@@ -38,15 +39,6 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asker:
-    """On whose behalf something is generated."""
-
-    tenant: Tenant
-    namespace: bytes
-    started: float  # monotonic time at which the request came
 
 
 class Service:
@@ -183,23 +175,37 @@ class Service:
         self._check_len(ids, "prompt")
         return Prompt(ids, text)
 
+    async def queued(self, work: Callable[[], ResultT]) -> ResultT:
+        """As `off_loop`, in a place of the queue.
+
+        Raises:
+            QueueFullError: no place is left.
+        """
+        ticket = self.enter()
+        try:
+            return await self.off_loop(work)
+        finally:
+            ticket.leave()
+
     async def generate(
         self,
-        prompts: Sequence[Prompt],
+        encode: Callable[[], Sequence[Prompt]],
         params: SamplingParams,
         asker: Asker,
-        ticket: Ticket,
         *,
         prefill_only: bool = False,
         remember: bool = False,
     ) -> Generation:
-        """Start answering; all prompts or none. The ticket is left when the first token is there, or on failure.
+        """Take a place in the queue, let `encode` make the prompts off the loop, and start answering all or none.
+
+        The place is left when the first token is there, or on failure.
 
         Raises:
-            ForewordError: a prompt can't be answered, or not now.
+            ApiError, ForewordError: a prompt can't be answered, or not now.
         """
+        ticket = self.enter()
         try:
-            await self.off_loop(lambda: self._check_alone(prompts, params))
+            prompts = await self.off_loop(lambda: self._checked(encode(), params))
             ticket.charge(sum(len(prompt.token_ids) for prompt in prompts))
             outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in prompts]
             receiver = StepReceiver(
@@ -209,18 +215,7 @@ class Service:
                 self.loaded.engine,
                 lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
             )
-            requests = [
-                EngineRequest(
-                    request_id=output.request_id,
-                    prompt_token_ids=output.prompt_token_ids,
-                    params=params,
-                    eos_token_ids=self._eos,
-                    namespace=asker.namespace,
-                    tenant=asker.tenant.domain,
-                    prefill_only=prefill_only,
-                )
-                for output in outputs
-            ]
+            requests = [self._request(output, params, asker, prefill_only) for output in outputs]
             stream = self.engine.submit(requests, receiver)
         except BaseException as error:
             ticket.leave()
@@ -229,9 +224,23 @@ class Service:
             raise
         return Generation(outputs, stream, ticket, self.metrics, asker.started)
 
-    def _check_alone(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def _request(
+        self, output: RequestOutput, params: SamplingParams, asker: Asker, prefill_only: bool
+    ) -> EngineRequest:
+        return EngineRequest(
+            request_id=output.request_id,
+            prompt_token_ids=output.prompt_token_ids,
+            params=params,
+            eos_token_ids=self._eos,
+            namespace=asker.namespace,
+            tenant=asker.tenant.domain,
+            prefill_only=prefill_only,
+        )
+
+    def _checked(self, prompts: Sequence[Prompt], params: SamplingParams) -> Sequence[Prompt]:
         for prompt in prompts:
             self.loaded.engine.check_alone(prompt.token_ids, params)
+        return prompts
 
     def _remember(self, output: RequestOutput, index: int, namespace: bytes) -> None:
         with self._turns_lock:

@@ -5,9 +5,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from foreword.server.context import asker_of
 from foreword.server.errors import ApiError
 from foreword.server.openai.logprobs import token_name
-from foreword.server.prompt_body import PromptBody, encode
+from foreword.server.prompt_body import PromptBody, encoder
 from foreword.server.service import Service
 from foreword.server.status_routes import json_response
 
@@ -39,9 +40,9 @@ def text_routes(service: Service) -> list[Route]:
 
     async def tokenize(request: Request) -> Response:
         body = await service.bodies.read(request, tokenize_decoder)
-        ids = (await encode(service, request, body)).token_ids
+        ids = (await service.queued(encoder(service, body, asker_of(request, body.cache_salt)))).token_ids
         if isinstance(body.prompt, str) and not body.add_special_tokens:
-            text = body.prompt  # checked in length by `encode`
+            text = body.prompt  # checked in length by the encoder
             ids = await service.off_loop(lambda: tokenizer.encode(text, add_special_tokens=False))
         answer: dict[str, object] = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
         if body.return_token_strs:
@@ -62,13 +63,8 @@ def text_routes(service: Service) -> list[Route]:
         messages = body.template_messages()
         if messages is None:
             raise ApiError(400, "messages: expected messages", "messages")
-        ticket = service.enter()
-        try:
-            text = await service.off_loop(
-                lambda: service.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
-            )
-        finally:
-            ticket.leave()
+        add = body.add_generation_prompt
+        text = await service.queued(lambda: service.render_chat(messages, add_generation_prompt=add))
         return json_response({"prompt": text})
 
     return [

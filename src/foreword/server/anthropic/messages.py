@@ -1,7 +1,7 @@
 """`/v1/messages` and `/v1/messages/count_tokens`."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -11,10 +11,10 @@ from starlette.routing import Route
 from foreword.llm.outputs import RequestOutput
 from foreword.server.account import Account, account
 from foreword.server.anthropic.schema import Conversation, CountRequest, MessagesRequest
-from foreword.server.context import context_of, tenant_of
+from foreword.server.context import Asker, asker_of
 from foreword.server.errors import ApiError, anthropic_body
 from foreword.server.generation import Generation, Piece
-from foreword.server.service import Asker, Prompt, Service
+from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect, named_event
 from foreword.server.status_routes import json_response
 
@@ -28,7 +28,9 @@ def message_routes(service: Service) -> list[Route]:
         service.check_model(body.model)
         body.check()
         answer = MessageAnswer(service, body)
-        generation = await _start(service, request, body)
+        params, asker = body.sampling_params(), asker_of(request, body.cache_salt)
+        encode, warms = _encoder(service, body, asker), body.max_tokens == 0
+        generation = await service.generate(lambda: [encode()], params, asker, prefill_only=warms, remember=not warms)
         if body.stream:
             return EventStream(generation, MessageWriter(answer, generation), service.limits.ping_interval_s)
         await collect(generation, request)
@@ -38,11 +40,7 @@ def message_routes(service: Service) -> list[Route]:
         body = await service.bodies.read(request, count_decoder)
         service.check_model(body.model)
         body.check()
-        ticket = service.enter()
-        try:
-            prompt = await _encode(service, request, body)
-        finally:
-            ticket.leave()
+        prompt = await service.queued(_encoder(service, body, asker_of(request, body.cache_salt)))
         return json_response({"input_tokens": len(prompt.token_ids)})
 
     return [
@@ -51,23 +49,9 @@ def message_routes(service: Service) -> list[Route]:
     ]
 
 
-async def _encode(service: Service, request: Request, body: Conversation) -> Prompt:
+def _encoder(service: Service, body: Conversation, asker: Asker) -> Callable[[], Prompt]:
     turns, prefill = body.template_messages(), body.prefill()
-    namespace = tenant_of(request).namespace(body.cache_salt)
-    return await service.off_loop(lambda: service.encode_chat(turns, namespace, prefill=prefill))
-
-
-async def _start(service: Service, request: Request, body: MessagesRequest) -> Generation:
-    params, tenant = body.sampling_params(), tenant_of(request)
-    asker = Asker(tenant=tenant, namespace=tenant.namespace(body.cache_salt), started=context_of(request).started)
-    ticket = service.enter()
-    try:
-        prompt = await _encode(service, request, body)
-    except BaseException:
-        ticket.leave()
-        raise
-    warms = body.max_tokens == 0
-    return await service.generate([prompt], params, asker, ticket, prefill_only=warms, remember=not warms)
+    return lambda: service.encode_chat(turns, asker.namespace, prefill=prefill)
 
 
 class MessageAnswer:

@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import PositionLogprobs
-from foreword.server.context import context_of, tenant_of
+from foreword.server.context import asker_of
 from foreword.server.errors import ApiError, openai_body
 from foreword.server.generation import Generation, Piece
 from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatRequest
-from foreword.server.service import Asker, Service
+from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 
@@ -35,7 +35,10 @@ def chat_routes(service: Service) -> list[Route]:
         body.check()
         params, messages = body.sampling_params(), plain_messages(body.messages)
         answer = ChatAnswer(service, body.model, params)
-        generation = await _start(service, request, body, params, messages)
+        asker, kwargs = asker_of(request, body.cache_salt), body.chat_template_kwargs
+        generation = await service.generate(
+            lambda: [service.encode_chat(messages, asker.namespace, kwargs=kwargs)], params, asker, remember=True
+        )
         if body.stream:
             writer = ChatWriter(answer, params.n, includes_usage=body.includes_usage, account_of=generation)
             return EventStream(generation, writer, service.limits.ping_interval_s)
@@ -43,25 +46,6 @@ def chat_routes(service: Service) -> list[Route]:
         return json_response(answer.whole(generation), headers=generation.account.headers())
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
-
-
-async def _start(
-    service: Service,
-    request: Request,
-    body: ChatRequest,
-    params: SamplingParams,
-    messages: Sequence[dict[str, object]],
-) -> Generation:
-    tenant = tenant_of(request)
-    asker = Asker(tenant=tenant, namespace=tenant.namespace(body.cache_salt), started=context_of(request).started)
-    ticket = service.enter()
-    try:
-        kwargs = body.chat_template_kwargs
-        prompt = await service.off_loop(lambda: service.encode_chat(messages, asker.namespace, kwargs=kwargs))
-    except BaseException:
-        ticket.leave()
-        raise
-    return await service.generate([prompt], params, asker, ticket, remember=True)
 
 
 class ChatAnswer:

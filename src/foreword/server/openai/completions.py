@@ -12,14 +12,14 @@ from starlette.routing import Route
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import CompletionOutput, RequestOutput
-from foreword.server.context import context_of, tenant_of
+from foreword.server.context import asker_of
 from foreword.server.errors import ApiError, openai_body
 from foreword.server.generation import Generation, Piece
 from foreword.server.limits import MAX_PROMPTS
 from foreword.server.openai.chat import DONE, PING
 from foreword.server.openai.logprobs import CompletionLogprobs
 from foreword.server.openai.schema import CompletionRequest, unsupported
-from foreword.server.service import Asker, Service
+from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 
@@ -35,7 +35,12 @@ def completion_routes(service: Service) -> list[Route]:
         service.check_model(body.model)
         plan = CompletionPlan(body, service.max_model_len)
         answer = CompletionAnswer(service, plan)
-        generation = await _start(service, request, plan)
+        generation = await service.generate(
+            lambda: [service.encode_prompt(prompt) for prompt in plan.prompts],
+            plan.params,
+            asker_of(request, plan.cache_salt),
+            prefill_only=plan.reads_only,
+        )
         if body.stream:
             writer = CompletionWriter(answer, generation, includes_usage=body.includes_usage)
             return EventStream(generation, writer, service.limits.ping_interval_s)
@@ -99,18 +104,6 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     if len(texts) != len(prompt) and len(ids) != len(prompt):
         raise ApiError(400, "prompt: expected text, token ids, or a list of one of them", "prompt")
     return [*texts, *ids]
-
-
-async def _start(service: Service, request: Request, plan: CompletionPlan) -> Generation:
-    tenant = tenant_of(request)
-    asker = Asker(tenant=tenant, namespace=tenant.namespace(plan.cache_salt), started=context_of(request).started)
-    ticket = service.enter()
-    try:
-        prompts = await service.off_loop(lambda: [service.encode_prompt(prompt) for prompt in plan.prompts])
-    except BaseException:
-        ticket.leave()
-        raise
-    return await service.generate(prompts, plan.params, asker, ticket, prefill_only=plan.reads_only)
 
 
 class CompletionAnswer:
