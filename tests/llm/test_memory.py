@@ -8,7 +8,9 @@ import pytest
 from tests.factories import tiny_config
 from tests.smollm2 import SMOLLM2, needs_smollm2
 
+from foreword import LLM
 from foreword.core.config import CacheConfig, KVDtype
+from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.runner.kv_storage import KVStorage, block_bytes, pool_bytes
 
 MIB = 1 << 20
@@ -56,3 +58,31 @@ def test_the_process_peaks_at_weights_pool_and_stated_overhead() -> None:
     expected = found["weights"] + found["touched"] + OVERHEAD_BYTES
 
     assert abs(found["peak"] - expected) <= 0.05 * expected, found
+
+
+@needs_smollm2
+@pytest.mark.parametrize("token_budget", [10**12, 10**20])
+def test_a_step_too_large_for_memory_is_refused_in_one_line(token_budget: int) -> None:
+    with pytest.raises(CapacityError, match=r"^token_budget: .* do not fit in memory$"):
+        LLM(SMOLLM2, token_budget=token_budget, max_model_len=64)
+
+
+@needs_smollm2
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("kv_memory", "1G"),
+        ("kv_memory", 1.5e8),
+        ("kv_memory", float("nan")),
+        ("kv_memory", True),
+        ("block_size", 16.0),
+        ("kv_dtype", []),
+        ("kv_cache", "no"),
+        ("kv_cache", None),
+        ("debug", "no"),
+    ],
+)
+def test_an_option_of_another_kind_is_refused_by_name(option: str, value: object) -> None:
+    field = "kv_memory_bytes" if option == "kv_memory" else option
+    with pytest.raises(InvalidRequestError, match=f"^{option}: expected "):
+        LLM(SMOLLM2, **{field: value})

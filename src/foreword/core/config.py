@@ -103,9 +103,9 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
             raise InvalidRequestError("num_blocks", "at least 1", self.num_blocks)
-        if self.block_size not in (8, 16, 32, 64, 128):
+        if not isinstance(self.block_size, int) or self.block_size not in (8, 16, 32, 64, 128):
             raise InvalidRequestError("block_size", "8, 16, 32, 64 or 128", self.block_size)
-        if self.kv_dtype not in KV_DTYPE_BYTES:
+        if not isinstance(self.kv_dtype, str) or self.kv_dtype not in KV_DTYPE_BYTES:
             raise InvalidRequestError("kv_dtype", " or ".join(KV_DTYPE_BYTES), self.kv_dtype)
         if self.prefix_cache not in ("radix", "hash", "none"):
             raise InvalidRequestError("prefix_cache", "radix, hash or none", self.prefix_cache)

@@ -97,6 +97,7 @@ def load(path: str | Path, options: EngineOptions) -> LoadedModel:
         InvalidRequestError: an option is out of range.
         ForewordError: events were asked for and can't be published.
     """
+    _check_kinds(options)
     events = _open_events(options)
     try:
         with open_model_files(path) as files:
@@ -171,6 +172,16 @@ def load_engine(
     return engine, model, summary
 
 
+def _check_kinds(options: EngineOptions) -> None:
+    """Refuse what would only fail, or be taken for something else, once the weights are loaded."""
+    for name in ("kv_cache", "debug"):
+        if not isinstance(getattr(options, name), bool):
+            raise InvalidRequestError(name, "true or false", getattr(options, name))
+    granted = options.kv_memory_bytes
+    if granted is not None and (isinstance(granted, bool) or not isinstance(granted, int) or granted < 1):
+        raise InvalidRequestError("kv_memory", "a positive number of bytes", granted)
+
+
 def _open_events(options: EngineOptions) -> EventPublisher | None:
     """The publisher that was asked for, before anything slow is done."""
     if options.kv_events is None:
@@ -182,8 +193,6 @@ def _open_events(options: EngineOptions) -> EventPublisher | None:
 
 def _plan_pool(model: Model, options: EngineOptions, free_bytes: int) -> tuple[CacheConfig, int]:
     """How many blocks the pool has, and the longest sequence it serves."""
-    if options.kv_memory_bytes is not None and options.kv_memory_bytes < 1:
-        raise InvalidRequestError("kv_memory", "a positive number of bytes", options.kv_memory_bytes)
     if isinstance(options.max_num_seqs, bool) or not isinstance(options.max_num_seqs, int) or options.max_num_seqs < 1:
         raise InvalidRequestError("max_num_seqs", "an integer of at least 1", options.max_num_seqs)
     longest = model.config.max_position
