@@ -59,7 +59,7 @@ def port() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = str(free.getsockname()[1])
-    command = [FOREWORD, "serve", "-m", "smollm2", "--port", number, "--quiet"]
+    command = [str(FOREWORD), "serve", "-m", "smollm2", "--port", number, "--quiet"]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             for _ in range(600):
