@@ -129,3 +129,13 @@ def test_what_a_model_says_cannot_drive_a_terminal(monkeypatch: pytest.MonkeyPat
 
     assert terminal.getvalue() == "one\ttwo\n\ufffd]0;title\ufffd\ufffd2J\ufffd"
     assert pipe.getvalue() == "one\ttwo\n\x1b]0;title\x07\x9b2J\r"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_stream_closed_from_the_start_is_no_crash(tiny: str, closed: str) -> None:
+    command = f'exec "$0" -m foreword generate hi --model "$1" --max-tokens 4 {closed}'
+
+    done = subprocess.run(["sh", "-c", command, sys.executable, tiny], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done; 1 done, but `doctor` found something to fix; 2 refused, with one line on stderr; 130 stopped by Ctrl-C;
     141 whoever read the output has gone.
     """
+    _open_closed_streams()
     try:
         code = app(args=argv, prog_name="foreword", standalone_mode=False)
         sys.stdout.flush()
@@ -79,6 +80,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refuse(message: str) -> int:
     print(f"foreword: {one_line(message)}", file=sys.stderr)
     return EXIT_REFUSED
+
+
+def _open_closed_streams() -> None:
+    # A stream closed by whoever started us (`>&-`, some service managers) is None in Python, and the next file opened
+    # would take its number: nothing is read there, and what is written goes nowhere.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open until the process ends
 
 
 def _silence_stdout() -> None:
