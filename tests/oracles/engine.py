@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceABC
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.outputs import SchedulerOutput, SequenceStep
 from foreword.core.sampling_params import SamplingParams
-from foreword.core.sequence import Request, Sequence
+from foreword.core.sequence import FinishReason, Request, Sequence
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.events import EventLog
 from foreword.kv_cache.manager import KVCacheManager
@@ -37,6 +37,14 @@ def make_request(
     return request
 
 
+def fork_of(parent: Sequence, sequence_id: int) -> Sequence:
+    """A new sequence with the tokens another one has."""
+    tokens = list(parent.token_ids)
+    return Sequence(
+        SequenceId(sequence_id), parent.request_id, parent.index, tokens, parent.prompt_len, parent.params, seed=0
+    )
+
+
 class SimulatedEngine:
     """Adds, aborts and steps, as the engine does, and checks every invariant after every step."""
 
@@ -47,6 +55,7 @@ class SimulatedEngine:
         self.runner = SimulatedRunner(cache.num_blocks, cache.block_size)
         self.requests: dict[str, Request] = {}
         self.outputs: list[SchedulerOutput] = []
+        self.choose: Callable[[Sequence], list[int]] | None = None  # of branching requests
         self._now = 0
         self._next_id = 0
 
@@ -57,6 +66,7 @@ class SimulatedEngine:
         namespace: bytes = b"",
         tenant: bytes = b"",
         prefill_only: bool = False,
+        branches: bool = False,
         eos: SequenceABC[int] = (),
         **params: object,
     ) -> Request:
@@ -72,16 +82,46 @@ class SimulatedEngine:
             prefill_only=prefill_only,
             eos_token_ids=frozenset(TokenId(token) for token in eos),
         )
+        request.branches = branches
         self.scheduler.add(request)
         self._next_id += len(request.sequences)
         self.requests[request.request_id] = request
         for sequence in request.sequences:
             self.runner.start(sequence.sequence_id, namespace, sequence.index, request.prompt_token_ids)
             self.runner.silent |= {sequence.sequence_id} if prefill_only else set()
+            if branches:
+                self.runner.let_choose(sequence.sequence_id)
         return request
+
+    def branch(self, parent: Sequence, token_ids: SequenceABC[int]) -> list[Sequence]:
+        """Let an undecided sequence go on with each of `token_ids`; returns it and its forks."""
+        tokens = [TokenId(token) for token in token_ids]
+        children = [fork_of(parent, self._next_id + i) for i in range(len(tokens) - 1)]
+        self._next_id += len(children)
+        self.scheduler.branch(parent.sequence_id, tokens, children)
+        self.runner.go_on(parent.sequence_id, tokens, [child.sequence_id for child in children])
+        self.scheduler.check_invariants()
+        return [parent, *children]
+
+    def undecided(self, request: Request) -> list[Sequence]:
+        """Live sequences of a request whose next token is to be chosen; empty while one of them still computes."""
+        live = [sequence for sequence in request.sequences if not sequence.is_finished]
+        return live if all(sequence.sequence_id in self.runner.undecided for sequence in live) else []
+
+    def go_on(self) -> None:
+        """Make every choice that is due, by `choose`: a beam for which it names no token ends."""
+        if self.choose is None:
+            return
+        for beam in [beam for request in self.requests.values() for beam in self.undecided(request)]:
+            token_ids = self.choose(beam)
+            if token_ids:
+                self.branch(beam, token_ids)
+            else:
+                self.scheduler.finish(beam.sequence_id, FinishReason.STOP)
 
     def schedule(self) -> SchedulerOutput | None:
         """Plan a step and check what was planned."""
+        self.go_on()
         self._now += 1
         output = self.scheduler.schedule(self._now)
         self.scheduler.check_invariants()

@@ -42,11 +42,26 @@ class SimulatedRunner:
         self.vocab_size = vocab_size
         self.blocks = [[GARBAGE] * block_size for _ in range(num_blocks)]
         self.silent: set[SequenceId] = set()  # draw nothing
+        self.undecided: set[SequenceId] = set()  # have drawn, and are told from outside what their next token is
+        self._chosen: set[SequenceId] = set()
         self._pasts: dict[SequenceId, _Past] = {}
 
     def start(self, sequence_id: SequenceId, namespace: bytes, index: int, prompt: SequenceABC[TokenId]) -> None:
         """Learn of a sequence, independently of what the scheduler says about it."""
         self._pasts[sequence_id] = _Past(namespace, index, list(prompt))
+
+    def let_choose(self, sequence_id: SequenceId) -> None:
+        """A sequence does not take the tokens it draws, but those that `go_on` gives it."""
+        self._chosen.add(sequence_id)
+
+    def go_on(self, parent: SequenceId, tokens: SequenceABC[TokenId], children: SequenceABC[SequenceId]) -> None:
+        """The parent goes on with the first token, each child, a copy of it, with the next."""
+        past = self._pasts[parent]
+        self.undecided.discard(parent)
+        for child, token in zip(children, tokens[1:], strict=True):
+            self._pasts[child] = past.copy_with(token)
+            self._chosen.add(child)
+        past.tokens.append(tokens[0])
 
     def run(self, output: SchedulerOutput) -> dict[SequenceId, SampledToken]:
         """Execute one step; raises AssertionError when a row that is read is not what it must be."""
@@ -79,7 +94,10 @@ class SimulatedRunner:
             assert scheduled.samples == (end == len(past.tokens) and scheduled.sequence_id not in self.silent)
             if scheduled.samples:
                 token = next_token(past.rows()[-1], past.index, self.vocab_size)
-                past.tokens.append(token)
+                if scheduled.sequence_id in self._chosen:
+                    self.undecided.add(scheduled.sequence_id)
+                else:
+                    past.tokens.append(token)
                 sampled[scheduled.sequence_id] = SampledToken(token)
         return sampled
 
@@ -91,7 +109,11 @@ class _Past:
         self.index = index
         self.tokens = tokens
         self._digest = hashlib.blake2b(namespace, digest_size=8)
+        self._namespace = namespace
         self._rows: list[bytes] = []
+
+    def copy_with(self, token: TokenId) -> "_Past":
+        return _Past(self._namespace, self.index, [*self.tokens, token])
 
     def rows(self) -> list[bytes]:
         for token in self.tokens[len(self._rows) :]:

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import CapacityError, QueueFullError
 from foreword.core.outputs import SchedulerOutput
-from foreword.core.sequence import FinishReason, Request
+from foreword.core.sequence import FinishReason, Request, Sequence
 from tests.oracles.engine import SimulatedEngine
 from tests.oracles.simulated_model import sequential_generate
 
@@ -35,7 +35,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs, token_budget=budget, max_model_len=100, watermark=watermark, max_waiting=12
         )
         self.engine = SimulatedEngine(cache, config)
+        self.engine.choose = self.choose
         self.pending: SchedulerOutput | None = None
+
+    def choose(self, beam: Sequence) -> list[int]:
+        """Some beams end, some go on, some in several copies; none beyond its end."""
+        limit = min(100, beam.prompt_len + (beam.params.max_tokens or 100))
+        if beam.num_tokens + 1 >= limit:
+            return []
+        num_live = sum(not other.is_finished for other in self.engine.requests[beam.request_id].sequences)
+        copies = (beam.sequence_id + beam.num_tokens) % 4 if num_live < 4 else beam.sequence_id % 2
+        return [(beam.num_tokens + i) % 7 for i in range(copies)]
 
     @property
     def requests(self) -> list[Request]:
@@ -52,11 +62,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(
         self, head: int, tail: list[int], n: int, max_tokens: int, tenant: bytes, prompt_logprobs: int | None
     ) -> None:
+        self.queue(head, tail, n=n, max_tokens=max_tokens, namespace=tenant, prompt_logprobs=prompt_logprobs)
+
+    @rule(
+        head=st.integers(0, 30),
+        tail=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        max_tokens=st.integers(1, 30),
+        tenant=st.sampled_from([b"a", b"b"]),
+    )
+    def search(self, head: int, tail: list[int], max_tokens: int, tenant: bytes) -> None:
+        self.queue(head, tail, max_tokens=max_tokens, namespace=tenant, branches=True)
+
+    def queue(self, head: int, tail: list[int], **settings: object) -> None:
         before = self.engine.scheduler.num_waiting
         try:
-            self.engine.add(
-                [3] * head + tail, n=n, max_tokens=max_tokens, namespace=tenant, prompt_logprobs=prompt_logprobs
-            )
+            self.engine.add([3] * head + tail, **settings)  # type: ignore[arg-type]
         except (CapacityError, QueueFullError):
             assert self.engine.scheduler.num_waiting == before
 
@@ -111,10 +131,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.run()
         for request in self.requests:
             for sequence in request.sequences:
-                self.check_answer(request, sequence.index)
+                if request.branches:
+                    self.check_beam(sequence)
+                else:
+                    self.check_answer(request, sequence.index)
         self.engine.manager.begin_step(10**9)
         self.engine.manager.reset()
         assert self.engine.manager.pool.num_free == self.engine.manager.pool.num_blocks
+
+    def check_beam(self, beam: Sequence) -> None:
+        usage = beam.usage
+        assert beam.is_finished
+        assert beam.num_preemptions <= 3
+        if beam.num_output_tokens:
+            assert usage.cached_tokens + usage.computed_tokens == usage.prompt_tokens
 
     def check_answer(self, request: Request, index: int) -> None:
         sequence = request.sequences[index]

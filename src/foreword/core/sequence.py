@@ -78,7 +78,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What a client asked: one prompt, `params.n` sequences."""
+    """What a client asked: one prompt, `params.n` sequences to begin with."""
 
     request_id: RequestId
     prompt_token_ids: tuple[TokenId, ...]
@@ -87,5 +87,6 @@ class Request:
     namespace: bytes = b""  # prefix sharing happens within one namespace only
     tenant: bytes = b""  # whose share of the pool stored prefixes count towards; may own several namespaces
     prefill_only: bool = False  # compute and store the prompt, draw nothing (warm-up)
+    branches: bool = False  # tokens are chosen above, by comparing its sequences (see `Scheduler.branch`)
     arrival: int = 0  # logical time
     sequences: list[Sequence] = field(default_factory=list)

@@ -14,21 +14,26 @@ MAX_HIT = 2**62
 """More than any hit."""
 
 
-def choose_victim(running: Iterable[Sequence], num_exclusive_blocks: Callable[[Sequence], int]) -> Sequence | None:
+def choose_victim(
+    running: Iterable[Sequence], num_exclusive_blocks: Callable[[Sequence], int], *, any_helps: bool = False
+) -> Sequence | None:
     """The running sequence that is cheapest to recompute, of those whose blocks would help.
 
     Cheapest means fewest blocks of its own: what it shares stays with the other holders and is found again. Among
     equals the last admitted goes, since it has waited least. None when every sequence is guaranteed or holds only
-    shared blocks.
+    shared blocks; with `any_helps` one of the latter will do, since others then have those blocks to themselves.
     """
     best: tuple[int, Sequence] | None = None
+    sharer: Sequence | None = None
     for sequence in running:
         if sequence.num_preemptions >= MAX_PREEMPTIONS:
             continue
         cost = num_exclusive_blocks(sequence)
         if cost and (best is None or cost <= best[0]):
             best = (cost, sequence)
-    return best[1] if best else None
+        elif not cost and any_helps:
+            sharer = sequence
+    return best[1] if best else sharer
 
 
 class LongestHitFirst:

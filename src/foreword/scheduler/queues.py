@@ -7,6 +7,11 @@ from foreword.core.sequence import Sequence
 from foreword.core.types import SequenceId
 
 
+def nearly_caught_up_first(running: Iterable[Sequence]) -> list[Sequence]:
+    """Those with one token to compute before those with more; otherwise the order they have."""
+    return sorted(running, key=lambda sequence: sequence.num_tokens - sequence.num_computed_tokens > 1)
+
+
 class SequenceQueue:
     """Sequences in order of arrival; a preempted one returns to the front."""
 

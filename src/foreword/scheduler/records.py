@@ -1,9 +1,12 @@
 """What is told about a sequence after a step, and what must be true of it between steps."""
 
+from collections.abc import Collection
+
 from foreword.core.errors import InvariantError
 from foreword.core.outputs import SampledToken, SequenceStep
 from foreword.core.sequence import Sequence, SequenceStatus
 from foreword.kv_cache.manager import KVCacheManager
+from foreword.scheduler.queues import SequenceQueue
 
 
 def step_of(sequence: Sequence, *tokens: SampledToken) -> SequenceStep:
@@ -17,6 +20,20 @@ def step_of(sequence: Sequence, *tokens: SampledToken) -> SequenceStep:
         usage=sequence.usage,
         stop_token_id=sequence.stop_token_id,
     )
+
+
+def check_sequences(
+    sequences: Collection[Sequence], queues: tuple[SequenceQueue, ...], manager: KVCacheManager
+) -> None:
+    """Check that every live sequence is in one of the queues, the first of which runs, and sound.
+
+    Raises:
+        InvariantError: they contradict each other.
+    """
+    if sum(len(queue) for queue in queues) != len(sequences):
+        raise InvariantError("a sequence is in no queue, or in two")
+    for sequence in sequences:
+        check_sequence(sequence, manager, is_running=sequence in queues[0])
 
 
 def check_sequence(sequence: Sequence, manager: KVCacheManager, *, is_running: bool) -> None:

@@ -5,7 +5,8 @@ one with more is prefilling, and a preempted one is simply behind again.
 
     schedule():  running sequences first, those nearly caught up before those far behind;
                  then waiting ones, in order, while there is room;
-    update():    K and V are written: commit them, take the drawn tokens in, end what has ended, fork what can fork.
+    update():    K and V are written: commit them, take the drawn tokens in, end what has ended, fork what can fork;
+    branch():    for beam search: go on from a sequence whose next token is chosen above, once with each choice.
 
 No livelock, because
 
@@ -16,20 +17,21 @@ No livelock, because
 """
 
 from foreword.core.config import SchedulerConfig
-from foreword.core.errors import InvalidRequestError, InvariantError, QueueFullError
+from foreword.core.errors import InvariantError, QueueFullError
 from foreword.core.outputs import SampledToken, SchedulerOutput, SequenceStep
 from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
-from foreword.core.types import RequestId, SequenceId
+from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.accounting import SchedulerCounters, account_computed, account_skipped, account_slots
+from foreword.scheduler.branching import Branching
 from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, choose_victim
-from foreword.scheduler.queues import SequenceQueue
-from foreword.scheduler.records import check_sequence, step_of
+from foreword.scheduler.queues import SequenceQueue, nearly_caught_up_first
+from foreword.scheduler.records import check_sequences, step_of
 from foreword.scheduler.reservations import Reservations
-from foreword.scheduler.starting import Start, find_start, shared_len
+from foreword.scheduler.starting import Start, find_heir, find_start, shared_len, take_blocks
 from foreword.scheduler.step_plan import StepPlan
 from foreword.scheduler.stopping import finish_reason
-from foreword.scheduler.validation import check_request
+from foreword.scheduler.validation import check_ids, check_request
 
 MAX_PASSED = 64
 """Most sequences a step passes over because what they need is being computed."""
@@ -51,6 +53,7 @@ class Scheduler:
         self._waiting = SequenceQueue()
         self._running = SequenceQueue()
         self._reservations = Reservations(manager, config.max_model_len)
+        self._branching = Branching(config, manager, self._waiting, self._running)
         self._order = LongestHitFirst()
         self._watermark = int(config.watermark * manager.config.num_blocks)
         self._pending: SchedulerOutput | None = None
@@ -67,8 +70,8 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences that take part in steps."""
-        return len(self._running)
+        """Sequences that take part in steps, or are between two of them."""
+        return len(self._running) + len(self._branching.undecided)
 
     def check(self, request: Request) -> None:
         """Raise what `add` would raise; changes nothing.
@@ -79,11 +82,7 @@ class Scheduler:
             QueueFullError: `max_waiting` sequences wait already.
         """
         check_request(request, self.manager.config, self.config.max_model_len)
-        if request.request_id in self._requests:
-            raise InvalidRequestError("request_id", "an id not in use", request.request_id)
-        for sequence in request.sequences:
-            if sequence.sequence_id in self._sequences:
-                raise InvalidRequestError("sequence_id", "an id not in use", sequence.sequence_id)
+        check_ids(request, self._requests, self._sequences)
         if len(self._waiting) + len(request.sequences) > self.config.max_waiting:
             raise QueueFullError(f"{len(self._waiting)} sequences wait already, the limit is {self.config.max_waiting}")
 
@@ -115,6 +114,26 @@ class Scheduler:
         """End a sequence for a cause seen above, such as a stop string. One that has ended already stays as it is."""
         if sequence_id in self._sequences:
             self._end(self._sequences[sequence_id], reason)
+
+    def branch(self, parent_id: SequenceId, token_ids: list[TokenId], children: list[Sequence]) -> None:
+        """Go on from a sequence whose next token is chosen above, once with each of `token_ids`.
+
+        The sequence takes the first token, each child the next one. A child is a new sequence with the tokens its
+        parent has; it shares all the parent's blocks until one of them writes.
+
+        Raises:
+            InvariantError: no choice is awaited for the sequence, or the children do not fit; nothing changed.
+        """
+        parent = self._branching.check(parent_id, token_ids, children, self._sequences)
+        request = self._requests[parent.request_id]
+        request.sequences = [s for s in request.sequences if not s.is_finished] + children
+        for child in children:
+            self._sequences[child.sequence_id] = child
+            self.manager.register(child, request.namespace, request.tenant)
+        self._branching.fork(parent, children)
+        for sequence, token_id in zip((parent, *children), token_ids, strict=True):
+            self._append(sequence, token_id)
+            self._branching.resume(sequence)
 
     def schedule(self, now: int) -> SchedulerOutput | None:
         """Decide the next step at logical time `now`; None when no sequence can compute anything.
@@ -165,7 +184,10 @@ class Scheduler:
             sequence.num_computed_tokens += num_tokens
             if not self.config.recompute_all:
                 sequence.usage.written_tokens += self.manager.commit(sequence)
-            if scheduled.samples:
+            if scheduled.samples and self._requests[sequence.request_id].branches:
+                self._reservations.stop(sequence)
+                self._branching.await_choice(sequence)
+            elif scheduled.samples:
                 steps.append(self._take_token(sequence, sampled[scheduled.sequence_id]))
             elif not self._draws(sequence) and sequence.num_computed_tokens == sequence.num_tokens:
                 self._end(sequence, FinishReason.LENGTH)
@@ -194,15 +216,13 @@ class Scheduler:
             InvariantError: something contradicts something else.
         """
         self.manager.check_invariants()
-        if len(self._waiting) + len(self._running) != len(self._sequences):
-            raise InvariantError("a sequence is in no queue, or in two")
-        for sequence in self._sequences.values():
-            check_sequence(sequence, self.manager, is_running=sequence in self._running)
+        queues = (self._running, self._waiting, self._branching.undecided)
+        check_sequences(self._sequences.values(), queues, self.manager)
 
     # -- planning a step -------------------------------------------------------------------------------------------
 
     def _continue_running(self, plan: StepPlan) -> None:
-        for sequence in sorted(self._running, key=_is_far_behind):  # stable: otherwise in order of admission
+        for sequence in nearly_caught_up_first(self._running):
             if sequence not in self._running:
                 continue  # preempted for a sequence before it
             if plan.token_budget == 0:
@@ -222,7 +242,7 @@ class Scheduler:
                     return
             if self._strip_waiting():
                 continue
-            victim = choose_victim(self._running, self.manager.num_exclusive_blocks)
+            victim = choose_victim(self._running, self.manager.num_exclusive_blocks, any_helps=not len(plan))
             if victim is None and self.manager.drop_oldest_pin():
                 continue
             if victim is None:
@@ -234,7 +254,7 @@ class Scheduler:
             return
         self._arrange_waiting()
         growth = sum(self._reservations.growth(sequence) for sequence in self._running)
-        admitted: set[SequenceId] = set()
+        admitted = plan.copying()  # none of these is a source of a fork in this step
         num_passed = 0
         for sequence in self._waiting:
             if plan.token_budget == 0 or len(self._running) >= self.config.max_num_seqs or num_passed == MAX_PASSED:
@@ -284,16 +304,12 @@ class Scheduler:
                 plan.add(sequence, num_tokens, allocation)
                 return True
         if start.source is not None:
-            self._drop_blocks(sequence)
+            take_blocks([sequence], self.manager)
         return False
 
     def _fork(self, source: Sequence, sequence: Sequence) -> None:
         sequence.num_computed_tokens = shared_len(sequence)
         self.manager.fork(source, sequence, sequence.num_computed_tokens)
-
-    def _drop_blocks(self, sequence: Sequence) -> None:
-        self.manager.free(sequence, keep_tail=False)
-        sequence.num_computed_tokens = 0
 
     def _start(self, sequence: Sequence, start: int) -> None:
         self._order.admitted(sequence, self._waiting, self._tenant_of)
@@ -311,24 +327,16 @@ class Scheduler:
         self._send_back(sequence)
 
     def _send_back(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks and let it wait at the head of the queue.
-
-        Its last block is not kept findable: a copy into it may have been planned and never made.
-        """
-        self._drop_blocks(sequence)
+        """Take a running sequence's blocks and let it wait at the head of the queue."""
+        take_blocks([sequence], self.manager)
         sequence.status = SequenceStatus.WAITING
         self._running.discard(sequence)
         self._reservations.stop(sequence)
         self._waiting.push_front(sequence)
 
     def _strip_waiting(self) -> bool:
-        """Take the shared blocks of forks that wait; False when none holds any. They will compute again."""
-        stripped = False
-        for sequence in self._waiting:
-            if self.manager.holds(sequence):
-                self._drop_blocks(sequence)
-                stripped = True
-        return stripped
+        """Take the blocks of those that only hold them; False when none does."""
+        return take_blocks((*self._waiting, *self._branching.undecided), self.manager)
 
     def _make_room_for_one(self) -> bool:
         """Nothing runs and the first in line has no room: take from those that only hold; False when none does."""
@@ -341,25 +349,15 @@ class Scheduler:
             raise InvariantError(f"step {output.step} is not the step last scheduled")
 
     def _hand_down(self, sequence: Sequence) -> None:
-        """A sequence that ends leaves the prompt it has computed to a sibling that still waits for it.
-
-        One heir is enough: it is admitted before the others and they fork from it.
-        """
+        """A sequence that ends leaves the prompt it has computed to a sibling that still waits for it."""
         siblings = self._requests[sequence.request_id].sequences
-        if sequence.num_computed_tokens < sequence.prompt_len or self.config.recompute_all:
-            return
-        if any(sibling in self._running and sibling is not sequence for sibling in siblings):
-            return
-        for sibling in siblings:
-            if sibling in self._waiting and shared_len(sibling) and not self.manager.holds(sibling):
-                self._fork(sequence, sibling)
-                return
+        heir = find_heir(sequence, siblings, self._running, self._waiting, self.manager)
+        if heir is not None and not self.config.recompute_all:
+            self._fork(sequence, heir)
 
     def _take_token(self, sequence: Sequence, token: SampledToken) -> SequenceStep:
         request = self._requests[sequence.request_id]
-        sequence.token_ids.append(token.token_id)
-        sequence.usage.completion_tokens += 1
-        self.counters.sampled_tokens += 1
+        self._append(sequence, token.token_id)
         reason = finish_reason(sequence, request.eos_token_ids, self.config.max_model_len)
         if reason is FinishReason.STOP and token.token_id in sequence.params.stop_token_ids:
             sequence.stop_token_id = token.token_id
@@ -369,6 +367,11 @@ class Scheduler:
             sequence.num_computed_tokens = 0
         return step_of(sequence, token)
 
+    def _append(self, sequence: Sequence, token_id: TokenId) -> None:
+        sequence.token_ids.append(token_id)
+        sequence.usage.completion_tokens += 1
+        self.counters.sampled_tokens += 1
+
     def _tenant_of(self, sequence: Sequence) -> bytes:
         return self._requests[sequence.request_id].tenant
 
@@ -376,13 +379,14 @@ class Scheduler:
         return not self._requests[sequence.request_id].prefill_only
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence in self._running and self._pending is None:
+        if sequence not in self._waiting and self._pending is None:
             self._hand_down(sequence)
             sequence.usage.written_tokens += self.manager.free(sequence, keep_tail=not self.config.recompute_all)
         self.manager.free(sequence, keep_tail=False)  # while a step is under way, its last block may be half written
         self.manager.forget(sequence)
         self._waiting.discard(sequence)
         self._running.discard(sequence)
+        self._branching.undecided.discard(sequence)
         self._reservations.stop(sequence)
         self._order.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -391,7 +395,3 @@ class Scheduler:
         request = self._requests[sequence.request_id]
         if all(sibling.is_finished for sibling in request.sequences):
             del self._requests[sequence.request_id]
-
-
-def _is_far_behind(sequence: Sequence) -> bool:
-    return sequence.num_tokens - sequence.num_computed_tokens > 1

@@ -45,6 +45,38 @@ def shared_len(sequence: Sequence) -> int:
     return min(sequence.prompt_len, sequence.num_tokens - 1)
 
 
+def take_blocks(sequences: Iterable[Sequence], manager: KVCacheManager) -> bool:
+    """Take back what sequences hold; False when none holds anything. What they still need is computed again.
+
+    Their last blocks are not kept findable: a copy into one may have been planned and never made.
+    """
+    holders = [sequence for sequence in sequences if manager.holds(sequence)]
+    for sequence in holders:
+        manager.free(sequence, keep_tail=False)
+        sequence.num_computed_tokens = 0
+    return bool(holders)
+
+
+def find_heir(
+    ending: Sequence,
+    siblings: Iterable[Sequence],
+    running: SequenceQueue,
+    waiting: SequenceQueue,
+    manager: KVCacheManager,
+) -> Sequence | None:
+    """The waiting sibling to which a sequence should leave the prompt it has computed; None when nobody needs it.
+
+    One heir is enough: it is admitted before the others and they fork from it.
+    """
+    others = [sibling for sibling in siblings if sibling is not ending]
+    if ending.num_computed_tokens < ending.prompt_len or any(sibling in running for sibling in others):
+        return None
+    for sibling in others:
+        if sibling in waiting and shared_len(sibling) and not manager.holds(sibling):
+            return sibling
+    return None
+
+
 def find_start(
     sequence: Sequence,
     siblings: Iterable[Sequence],
@@ -52,7 +84,7 @@ def find_start(
     admitted: Collection[SequenceId],
     manager: KVCacheManager,
 ) -> Start:
-    """Decide for one waiting sequence; `admitted` have joined `running` in the step being planned.
+    """Decide for one waiting sequence; `admitted` have joined `running` in the step being planned, or copy in it.
 
     Those are no source of a fork yet: their own last block may be a copy still to be made.
     """

@@ -32,6 +32,10 @@ class StepPlan:
         self._shares[sequence.sequence_id] = _Share(sequence, num_tokens, allocation)
         self.token_budget -= num_tokens
 
+    def copying(self) -> set[SequenceId]:
+        """Sequences one of whose blocks is a copy still to be made."""
+        return {sequence_id for sequence_id, share in self._shares.items() if share.allocation.copies}
+
     def preempt(self, sequence: Sequence) -> None:
         """Note a preemption; whatever the sequence was given in this step is void, copies included."""
         self.preempted.append(sequence.sequence_id)

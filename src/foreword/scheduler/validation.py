@@ -1,11 +1,27 @@
 """Refusing at the door what can never run."""
 
+from collections.abc import Container
+
 from foreword.core.config import CacheConfig
 from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.core.sequence import Request
+from foreword.core.types import RequestId, SequenceId
 from foreword.scheduler.stopping import final_len
 
 MAX_TOKEN_ID = 2**31 - 1
+
+
+def check_ids(request: Request, requests: Container[RequestId], sequences: Container[SequenceId]) -> None:
+    """Check a request's ids against those in use.
+
+    Raises:
+        InvalidRequestError: one is in use.
+    """
+    if request.request_id in requests:
+        raise InvalidRequestError("request_id", "an id not in use", request.request_id)
+    for sequence in request.sequences:
+        if sequence.sequence_id in sequences:
+            raise InvalidRequestError("sequence_id", "an id not in use", sequence.sequence_id)
 
 
 def check_request(request: Request, cache_config: CacheConfig, max_model_len: int) -> None:
