@@ -9,6 +9,8 @@ from foreword.core.errors import InvalidRequestError
 
 MAX_N = 16
 MAX_LOGPROBS = 20
+MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # twice as many tokens are looked at as beams go on
+MAX_LENGTH_PENALTY = 10.0
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
@@ -103,6 +105,48 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whatever the caller passed."""
         return self.stop  # type: ignore[return-value]  # made a tuple in __post_init__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search for the likeliest continuations. Names follow vLLM's offline API where both have the field.
+
+    A beam's score is `cumulative_logprob / length ** length_penalty`. Length counts generated tokens, the end token
+    included and the prompt not, as transformers counts (vLLM counts the prompt and not the end token).
+
+    With `early_stopping=False` a search ends once no live beam can come among the `beam_width` best, whatever follows:
+    the answer is that of searching on to `max_tokens`. `True` ends it as soon as `beam_width` beams have ended.
+
+    `temperature` exists to be refused: beams are compared by the model's own log-probabilities.
+
+    Raises:
+        InvalidRequestError: a value is of the wrong type, not finite, or out of its range.
+    """
+
+    beam_width: int = 4
+    max_tokens: int = 64
+    length_penalty: float = 1.0
+    ignore_eos: bool = False
+    early_stopping: bool = False
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        for name in ("ignore_eos", "early_stopping"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(name, "true or false", getattr(self, name))
+        if isinstance(self.temperature, bool) or self.temperature != 0:
+            raise InvalidRequestError(
+                "temperature", "0: beams are compared by plain log-probabilities", self.temperature
+            )
+
+    def step_params(self) -> SamplingParams:
+        """What each step asks of the sampler: the most likely tokens of each beam, as many as can matter."""
+        return SamplingParams(
+            temperature=0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos, logprobs=2 * self.beam_width
+        )
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError
 from foreword.core.outputs import SamplingRow, SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
-from foreword.core.sampling_params import MAX_N, SEED_BITS, SamplingParams
+from foreword.core.sampling_params import MAX_N, SEED_BITS, BeamSearchParams, SamplingParams
 from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
 from foreword.core.types import RequestId, SequenceId, TokenId
+from foreword.engine.beam_search import BeamGroup, BeamSearches
 from foreword.engine.metrics import EngineStats
 from foreword.kv_cache.events import CacheEvent, EventLog
 from foreword.kv_cache.explain import MissReport
@@ -44,6 +45,7 @@ class Engine:
         self._draw_seed = draw_seed
         self._sequences: dict[SequenceId, Sequence] = {}
         self._requests: dict[RequestId, Request] = {}
+        self._beam_searches = BeamSearches(self._scheduler, self._sequences, self._new_sequence_id)
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs | None]] = {}
         self._next_sequence_id = 0
         self._now = 0
@@ -108,13 +110,26 @@ class Engine:
         eos = frozenset(TokenId(t) for t in eos_token_ids)
         request = self._request(RequestId(request_id), prompt_token_ids, params, eos)
         request.namespace, request.tenant, request.prefill_only = namespace, tenant, prefill_only
-        self._scheduler.add(request)
-        self._next_sequence_id += params.n
-        self._requests[request.request_id] = request
-        for sequence in request.sequences:
-            self._sequences[sequence.sequence_id] = sequence
+        self._queue(request)
         if params.prompt_logprobs is not None:
             self._prompt_logprobs[request.sequences[0].sequence_id] = [None] * len(request.prompt_token_ids)
+
+    def add_beam_search(
+        self,
+        request_id: str,
+        prompt_token_ids: Iterable[int],
+        params: BeamSearchParams,
+        eos_token_ids: Iterable[int] = (),
+        *,
+        namespace: bytes = b"",
+        tenant: bytes = b"",
+    ) -> BeamGroup:
+        """Queue a beam search; the group returned fills as the engine steps. Raises what `add` raises."""
+        eos = frozenset(TokenId(t) for t in eos_token_ids)
+        request = self._request(RequestId(request_id), prompt_token_ids, params.step_params(), eos)
+        request.namespace, request.tenant, request.branches = namespace, tenant, True
+        self._queue(request)
+        return self._beam_searches.start(request, params)
 
     def abort(self, request_id: str) -> None:
         """End a request at once, at any point of its life; one that is gone already is left alone."""
@@ -163,6 +178,8 @@ class Engine:
         for step in steps:
             if step.finish_reason is not None:
                 self._forget_finished(step.request_id)
+        for request_id in self._beam_searches.take_in(output, result.sampled):
+            self._forget_finished(request_id)
         self._settle()
         return StepResult(self._now, output.num_tokens, tuple(steps))
 
@@ -253,6 +270,17 @@ class Engine:
             sequences=sequences,
         )
 
+    def _queue(self, request: Request) -> None:
+        self._scheduler.add(request)
+        self._next_sequence_id += request.params.n
+        self._requests[request.request_id] = request
+        for sequence in request.sequences:
+            self._sequences[sequence.sequence_id] = sequence
+
+    def _new_sequence_id(self) -> SequenceId:
+        self._next_sequence_id += 1
+        return SequenceId(self._next_sequence_id - 1)
+
     def _check_vocabulary(self, prompt: tuple[TokenId, ...], params: SamplingParams) -> None:
         vocab_size = self._runner.vocab_size
         for field, ids in (
@@ -312,3 +340,4 @@ class Engine:
                 self._prompt_logprobs.pop(sequence.sequence_id, None)
         if all(sequence.is_finished for sequence in request.sequences):
             del self._requests[request_id]
+            self._beam_searches.forget(request_id)
