@@ -43,6 +43,8 @@ def test_metadata_stays_after_closing(tmp_path: Path) -> None:
 def test_paths_that_hold_no_model_are_not_found(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such file or folder"):
         open_model_files(tmp_path / "nowhere")
+    with pytest.raises(ModelNotFoundError, match="File name too long"):
+        open_model_files("x" * 5000)
     with pytest.raises(ModelNotFoundError, match="holds neither"):
         open_model_files(tmp_path)
 

@@ -82,7 +82,11 @@ def weights_digest(path: str | Path) -> bytes:
 
 def _resolve(path: Path) -> Path | None:
     """The GGUF file meant by a path; None where it is a folder of safetensors."""
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise ModelNotFoundError(f"{path}: {error.strerror}") from None
+    if not there:
         raise ModelNotFoundError(f"{path}: no such file or folder")
     if not path.is_dir():
         if path.suffix == ".safetensors":
