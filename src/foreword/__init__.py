@@ -11,13 +11,15 @@ if TYPE_CHECKING:
         ModelFormatError,
         ModelNotFoundError,
     )
-    from foreword.core.sampling_params import SamplingParams
-    from foreword.llm import LLM, CompletionOutput, EngineOptions, RequestOutput, TextDelta
+    from foreword.core.sampling_params import BeamSearchParams, SamplingParams
+    from foreword.llm import LLM, BeamSearchOutput, CompletionOutput, EngineOptions, RequestOutput, TextDelta
 
     __version__: str
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CapacityError",
     "CompletionOutput",
     "EngineOptions",
@@ -47,7 +49,7 @@ def __getattr__(name: str) -> object:
     if name in _ERRORS:
         home = "foreword.core.errors"
     else:
-        home = "foreword.core.sampling_params" if name == "SamplingParams" else "foreword.llm"
+        home = "foreword.core.sampling_params" if name.endswith("Params") else "foreword.llm"
     value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value

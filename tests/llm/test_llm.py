@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.smollm2 import SMOLLM2, needs_smollm2
 
-from foreword import LLM, InvalidRequestError, SamplingParams
+from foreword import LLM, BeamSearchParams, InvalidRequestError, SamplingParams
 
 pytestmark = needs_smollm2
 
@@ -265,3 +265,36 @@ def test_only_what_was_a_prompt_hits_when_generated_tokens_are_not_reused() -> N
 
         assert first == len(prompt)
         assert second == len(prompt) + len(answer) - 1
+
+
+def test_beams_of_several_prompts_come_best_first_with_their_scores(llm: LLM) -> None:
+    prompts = ["The capital of France is", "Water boils at"]
+    params = BeamSearchParams(beam_width=3, max_tokens=6)
+    seen: list[dict[str, int]] = []
+
+    together = llm.beam_search(prompts, params, progress=lambda **told: seen.append(told))
+
+    for prompt, output in zip(prompts, together, strict=True):
+        assert output.prompt == prompt
+        assert output.sequences == llm.beam_search(prompt, params)[0].sequences
+        assert [s.score for s in output.sequences] == sorted((s.score for s in output.sequences), reverse=True)
+        for beam in output.sequences:
+            assert beam.score == beam.cumulative_logprob / len(beam.token_ids)
+            assert beam.text == llm.tokenizer.decode(beam.token_ids, skip_special_tokens=True)
+    assert together[0].sequences[0].text.startswith(" Paris")
+    assert seen[-1]["finished"] == seen[-1]["total"] == 2
+    assert llm.stats().held_blocks == 0
+
+
+def test_a_beam_search_that_is_interrupted_gives_everything_back(llm: LLM) -> None:
+    def interrupt(**_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llm.beam_search(["Once upon a time"] * 3, BeamSearchParams(), progress=interrupt)
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        llm.beam_search(["x", {"prompt_token_ids": [0] * 3000}])
+    with pytest.raises(InvalidRequestError, match="params: expected BeamSearchParams"):
+        llm.beam_search("x", SamplingParams())  # type: ignore[arg-type]
+
+    assert llm.stats().held_blocks == llm.stats().num_running == 0

@@ -2,6 +2,23 @@
 
 from foreword.llm.llm import LLM
 from foreword.llm.loading import EngineOptions, LoadSummary
-from foreword.llm.outputs import CompletionOutput, RequestOutput, TextDelta, TokenLogprob
+from foreword.llm.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    RequestOutput,
+    TextDelta,
+    TokenLogprob,
+)
 
-__all__ = ["LLM", "CompletionOutput", "EngineOptions", "LoadSummary", "RequestOutput", "TextDelta", "TokenLogprob"]
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "EngineOptions",
+    "LoadSummary",
+    "RequestOutput",
+    "TextDelta",
+    "TokenLogprob",
+]

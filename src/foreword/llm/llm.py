@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from foreword.core.errors import InvalidRequestError
-from foreword.core.sampling_params import SamplingParams
+from foreword.core.sampling_params import BeamSearchParams, SamplingParams
 from foreword.core.sequence import Usage
 from foreword.core.types import TokenId
 from foreword.engine.metrics import EngineStats
+from foreword.llm.beam_search import run_beam_searches
 from foreword.llm.generation import GenerationTracker
 from foreword.llm.loading import EngineOptions, load
-from foreword.llm.outputs import MissExplanation, RequestOutput, TextDelta
+from foreword.llm.outputs import BeamSearchOutput, MissExplanation, RequestOutput, TextDelta
 from foreword.llm.prompts import as_prompt_list, prompt_token_ids
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.turns import TurnMemory
@@ -120,6 +121,30 @@ class LLM:
     ) -> Generator[TextDelta, None, None]:
         """As `chat` for one conversation, but yields text as it comes, like `stream`."""
         return self.stream(self._chat_prompts(messages, None), sampling_params, progress=progress)
+
+    def beam_search(
+        self, prompts: object, params: BeamSearchParams | None = None, *, progress: Progress | None = None
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of one prompt or many, in one batch; results in the order of the prompts.
+
+        Beams share the K and V of all they have in common. `progress` counts the tokens of each prompt's longest beam.
+
+        Raises:
+            InvalidRequestError: a prompt is empty, too long or malformed; nothing was started.
+        """
+        if not isinstance(params, BeamSearchParams | None):
+            raise InvalidRequestError("params", "BeamSearchParams", params)
+        outputs = []
+        for prompt in as_prompt_list(prompts):
+            text, ids = prompt_token_ids(prompt, self.tokenizer)
+            outputs.append(BeamSearchOutput(self._new_request_id(), text, ids))
+
+        def told(finished: int, generated_tokens: int) -> None:
+            if progress is not None:
+                progress(finished=finished, total=len(outputs), generated_tokens=generated_tokens)
+
+        run_beam_searches(self._engine, self._engine.step, self.tokenizer, outputs, params or BeamSearchParams(), told)
+        return outputs
 
     def warm(self, prompt: object) -> Usage:
         """Compute and store a prompt without answering it; returns what of it was read, computed and written.

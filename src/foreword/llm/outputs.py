@@ -54,6 +54,28 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One beam: what was generated, end token included and prompt not, and what it is ranked by."""
+
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float  # sum of the tokens' natural log-probabilities
+    score: float  # cumulative_logprob / len(token_ids) ** length_penalty
+    finish_reason: str  # "stop" or "length"
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """A prompt's beams, best first, and its account of tokens."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sequences: list[BeamSearchSequence] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """What one step added to one continuation; `text` is safe to show: never half a character or part of a stop."""
 
