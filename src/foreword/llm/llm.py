@@ -1,6 +1,7 @@
 """`LLM`: strings in, strings out, over one engine in this process."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -8,8 +9,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from foreword.core.errors import InvalidRequestError
+from foreword.core.outputs import SequenceStep
 from foreword.core.sampling_params import BeamSearchParams, SamplingParams
-from foreword.core.sequence import Usage
+from foreword.core.sequence import FinishReason, Usage
 from foreword.core.types import TokenId
 from foreword.engine.metrics import EngineStats
 from foreword.llm.beam_search import run_beam_searches
@@ -57,6 +59,7 @@ class LLM:
         self.events = loaded.events
         self._turns = TurnMemory(self.tokenizer)
         self._request_numbers = count()
+        self._runs: list[_Run] = []  # the calls under way: streams may be open beside one another
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +70,9 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Give up what is still running; the object can't be used afterwards."""
+        """Give up what is still running, which ends open streams; the object can't be used afterwards."""
+        for run in self._runs:
+            run.end()
         self._engine.abort_all()
         if self.events is not None:
             self.events.close()
@@ -97,7 +102,8 @@ class LLM:
         """As `generate`, but yields text as it comes.
 
         Closing the iterator aborts what is still running, and so does an exception out of `progress`, which is called
-        between steps: the one place where stopping is safe while a long prompt is still being read.
+        between steps: the one place where stopping is safe while a long prompt is still being read. Other calls may be
+        made while it is open, and other streams: all that is under way is computed in the same steps.
         """
         return self._start(as_prompt_list(prompts), sampling_params).deltas(progress)
 
@@ -143,7 +149,7 @@ class LLM:
             if progress is not None:
                 progress(finished=finished, total=len(outputs), generated_tokens=generated_tokens)
 
-        run_beam_searches(self._engine, self._engine.step, self.tokenizer, outputs, params or BeamSearchParams(), told)
+        run_beam_searches(self._engine, self._step, self.tokenizer, outputs, params or BeamSearchParams(), told)
         return outputs
 
     def warm(self, prompt: object) -> Usage:
@@ -158,7 +164,7 @@ class LLM:
         usage = Usage()
         try:
             while self._engine.is_live(request_id):
-                for step in self._engine.step().sequences:
+                for step in self._step():
                     if step.request_id == request_id:
                         usage = step.usage
         finally:
@@ -225,11 +231,20 @@ class LLM:
         template = self.chat_template
         return [{"prompt_token_ids": self._turns.splice(template.encode(c, tools=tools))} for c in conversations]
 
+    def _step(self) -> Sequence[SequenceStep]:
+        """One step of all that is under way, whichever call asks for it; each call is given what is its own."""
+        steps = self._engine.step().sequences
+        for run in self._runs:
+            run.take_in(steps)
+        return steps
+
     def _start(self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None) -> "_Run":
         if params is None or isinstance(params, SamplingParams):
             every = [params or SamplingParams()] * len(prompts)
-        else:
+        elif isinstance(params, Sequence) and all(isinstance(each, SamplingParams) for each in params):
             every = list(params)
+        else:
+            raise InvalidRequestError("sampling_params", f"a SamplingParams, or one a prompt ({len(prompts)})", params)
         if len(every) != len(prompts):
             raise InvalidRequestError("sampling_params", f"one, or one a prompt ({len(prompts)})", len(every))
         return _Run(self, prompts, every)
@@ -243,7 +258,11 @@ class _Run:
 
     def __init__(self, llm: LLM, prompts: list[object], params: list[SamplingParams]) -> None:
         self._engine = llm._engine
+        self._step: Callable[[], object] = llm._step
+        self._runs = llm._runs
         self._turns = llm._turns
+        self._deltas: deque[TextDelta] = deque()  # computed, and not yet yielded
+        self._generated_tokens = 0
         self._eos = frozenset(llm.tokenizer.eos_token_ids)
         self._params = params
         self.outputs: list[RequestOutput] = []
@@ -259,29 +278,47 @@ class _Run:
     def deltas(self, progress: Progress | None) -> Generator[TextDelta, None, None]:
         """Run to the end, yielding what each step added."""
         waiting = iter(self._trackers.values())
-        generated = 0
+        self._runs.append(self)
         try:
             self._feed(waiting)
-            while any(not output.finished for output in self.outputs):
-                result = self._engine.step()
-                for step in result.sequences:
-                    if step.request_id not in self._trackers:
-                        continue
-                    index, tracker = self._trackers[step.request_id]
-                    generated += len(step.new_tokens)
-                    delta = tracker.apply(step, index)
-                    if delta.finish_reason is not None:
-                        ended = tracker.output.outputs[delta.index]
-                        self._turns.remember(tracker.output.prompt_token_ids, ended.token_ids)
-                    yield delta
-                self._feed(waiting)
+            while self._deltas or not self._is_finished:
+                if not self._deltas:  # else another call's step has brought something
+                    self._step()
+                while self._deltas:
+                    yield self._deltas.popleft()
+                if not self._is_finished:
+                    self._feed(waiting)
                 if progress is not None:
                     done = sum(output.finished for output in self.outputs)
-                    progress(finished=done, total=len(self.outputs), generated_tokens=generated)
+                    progress(finished=done, total=len(self.outputs), generated_tokens=self._generated_tokens)
         finally:
+            self._runs.remove(self)
             for output in self.outputs:
                 if not output.finished:
                     self._engine.abort(output.request_id)
+
+    def take_in(self, steps: Sequence[SequenceStep]) -> None:
+        """Keep what a step added to the requests of this call, and end those that met a stop string."""
+        for step in steps:
+            if step.request_id not in self._trackers:
+                continue
+            index, tracker = self._trackers[step.request_id]
+            self._generated_tokens += len(step.new_tokens)
+            delta = tracker.apply(step, index)
+            if delta.finish_reason is not None:
+                ended = tracker.output.outputs[delta.index]
+                self._turns.remember(tracker.output.prompt_token_ids, ended.token_ids)
+            self._deltas.append(delta)
+
+    def end(self) -> None:
+        """Mark what has not ended as aborted: nothing more will come."""
+        for output in self.outputs:
+            for continuation in output.outputs:
+                continuation.finish_reason = continuation.finish_reason or FinishReason.ABORT.value
+
+    @property
+    def _is_finished(self) -> bool:
+        return all(output.finished for output in self.outputs)
 
     def _feed(self, waiting: Iterator[tuple[int, GenerationTracker]]) -> None:
         # The engine's queue is bounded; the rest of a large call waits here.
