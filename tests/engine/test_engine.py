@@ -264,6 +264,18 @@ def test_a_failed_step_loses_nothing(make_engine: Callable[..., Engine], model: 
     assert found == expected
 
 
+def test_debug_mode_poisons_what_is_freed(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine(num_blocks=8)
+    engine.add("a", prompt(40), SamplingParams(max_tokens=2, **GREEDY))
+
+    run(engine)
+
+    keys = engine._runner.kv.k_cache(0)
+    poisoned = {int(block) for block in np.flatnonzero(np.isnan(keys).all(axis=(1, 2, 3)))}
+    assert engine.stats().free_blocks == 8
+    assert len(poisoned) == 3  # 41 tokens; the other blocks were never written
+
+
 def test_usage_adds_up_under_pressure(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(num_blocks=14, token_budget=32, max_num_seqs=4)
     for i in range(6):

@@ -50,6 +50,7 @@ class Engine:
         self._next_sequence_id = 0
         self._now = 0
         self._failed: tuple[RequestId, ...] = ()
+        self._known_free = self._manager.pool.free_blocks() if cache.debug else frozenset()
 
     @property
     def has_unfinished(self) -> bool:
@@ -322,7 +323,14 @@ class Engine:
         """Tell events; and when nothing is left to do, let go of what the last step copied from: no step will."""
         if not self.has_unfinished:
             self._manager.begin_step(self._now)
+        if self._manager.config.debug:
+            self._poison_freed()
         self._tell_events()
+
+    def _poison_freed(self) -> None:
+        free = self._manager.pool.free_blocks()
+        self._runner.kv.poison(sorted(free - self._known_free))
+        self._known_free = free
 
     def _tell_events(self) -> None:
         if self._events is not None and self._publish_events is not None:

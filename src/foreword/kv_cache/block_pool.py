@@ -48,6 +48,10 @@ class BlockPool:
         """Blocks that can be had without taking any from a holder: free, or cached and then evicted."""
         return len(self._free) + self._num_cached
 
+    def free_blocks(self) -> frozenset[BlockId]:
+        """The free blocks themselves. Cost: O(num_blocks)."""
+        return frozenset(BlockId(block) for block in self._free)
+
     def ref_count(self, block: int) -> int:
         """Number of holders."""
         return self._ref_counts[block]
