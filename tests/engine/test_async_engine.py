@@ -305,3 +305,20 @@ def test_a_storm_of_requests_and_departures_leaves_nothing(model: Model, backend
         assert engine.num_open == 0
 
     rig.run(scenario)
+
+
+def test_a_thread_left_by_its_loop_can_still_be_stopped(model: Model, backend: CpuBackend) -> None:
+    rig = Rig(model, backend)
+    never_started = AsyncEngine(rig.engine)
+    engine = AsyncEngine(rig.engine)
+
+    async def leave() -> None:
+        engine.start()
+
+    asyncio.run(leave())
+    assert engine.is_alive
+    for each in (never_started, engine, engine):
+        each.stop()
+
+    assert not engine.is_alive
+    assert rig.engine.stats().held_blocks == 0

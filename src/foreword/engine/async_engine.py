@@ -169,6 +169,16 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join, CLOSE_TIMEOUT_S)
         self._lose_engine("the engine has been closed")
 
+    def stop(self) -> None:
+        """End the thread after the step under way, without a loop; ended already, it stays so.
+
+        A process must not end while the thread is inside a kernel: the interpreter, when it is gone, ends the thread by
+        unwinding its stack, which C++ answers with an abort.
+        """
+        if self._thread.is_alive():
+            self._commands.put(None)
+            self._thread.join()
+
     def _abort(self, request_ids: Sequence[str]) -> None:
         self._commands.put(lambda: self._drop(request_ids))
 

@@ -88,8 +88,11 @@ class Server(uvicorn.Server):
 def serve(service: Service, host: str, listening: socket.socket) -> None:
     """Serve on a bound socket until a signal ends it."""
     server = Server(service, host)
-    with asyncio.Runner() as runner:
-        runner.run(server.serve(sockets=[listening]))
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(server.serve(sockets=[listening]))
+    finally:
+        service.engine.stop()  # a second signal leaves no time for the application's own end
 
 
 def _config(app: Any, service: Service) -> uvicorn.Config:
