@@ -21,6 +21,17 @@ def test_too_many_blocks_are_refused_and_none_is_taken() -> None:
     assert pool.allocate(1) is None
 
 
+def test_free_blocks_are_those_nobody_holds_or_can_find() -> None:
+    pool = BlockPool(4)
+    taken = pool.allocate(3)
+    assert taken is not None
+    pool.publish(taken[:1])
+
+    pool.release(taken[:2])
+
+    assert pool.free_blocks() == {3, taken[1]}
+
+
 def test_a_double_free_raises() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(1)
