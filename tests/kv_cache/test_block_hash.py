@@ -102,3 +102,13 @@ def test_hashes_are_those_of_little_endian_tokens_on_any_machine(monkeypatch: py
     monkeypatch.setattr(sys, "byteorder", "big")
 
     assert block_hash(parent, swapped) == expected
+
+
+def test_hashes_start_from_the_engines_identity_where_it_has_one() -> None:
+    plain, rooted, other = namespace_hash(b"n"), namespace_hash(b"n", b"r"), namespace_hash(b"n", b"s")
+
+    assert len({plain, rooted, other}) == 3
+    assert namespace_hash(b"", b"n") != plain
+    path = TokenPath(b"n", root=b"r")
+    path.extend([TokenId(t) for t in range(8)])
+    assert extend_hashes(path, 1, 8) == [block_hash(rooted, bytes(path.packed))]

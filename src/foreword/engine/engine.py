@@ -25,6 +25,7 @@ class Engine:
 
     `draw_seed` gives the seed of a request that names none; it is the only source of randomness. `publish_events` is
     given what became findable and what ceased to be, numbered, after whatever changed it; without it nothing is kept.
+    The hashes it tells of start from `root`, the identity of weights, tokenizer and settings.
     One thread uses an engine at a time.
     """
 
@@ -36,11 +37,12 @@ class Engine:
         *,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
         publish_events: Callable[[list[tuple[int, CacheEvent]]], None] | None = None,
+        root: bytes = b"",
     ) -> None:
         self._runner = runner
         self._publish_events = publish_events
         self._events = None if publish_events is None else EventLog()
-        self._manager = KVCacheManager(cache, self._events)
+        self._manager = KVCacheManager(cache, self._events, root=root)
         self._scheduler = Scheduler(scheduler, self._manager)
         self._draw_seed = draw_seed
         self._sequences: dict[SequenceId, Sequence] = {}

@@ -1,7 +1,7 @@
 """One identity for every place K and V are kept: memory, disk, remote tiers, events.
 
-    root = SHA-256(tagged, length-framed fields of CacheIdentity)          32 bytes, used as the namespace
-    h_-1 = SHA-256(tag "namespace", namespace)
+    root = SHA-256(tagged, length-framed fields of CacheIdentity)          32 bytes
+    h_-1 = SHA-256(tag "root", root, tag "namespace", namespace)
     h_i  = SHA-256(h_{i-1}, tag "block", token ids as little-endian int32, media digests with their offsets)
 
 Every field is written as tag, length, bytes; an absent field is not written at all. So no two different identities
@@ -44,7 +44,7 @@ class CacheIdentity:
     salt: bytes | None = None
 
     def root(self) -> bytes:
-        """The namespace of these settings: 32 bytes."""
+        """What the hash chains of these settings start from: 32 bytes."""
         fields: tuple[tuple[str, bytes | None], ...] = (
             ("format", b"foreword-kv"),
             ("layout_version", LAYOUT_VERSION.to_bytes(4, "little")),
@@ -61,9 +61,10 @@ class CacheIdentity:
         return hashlib.sha256(b"".join(_framed(tag, value) for tag, value in fields if value is not None)).digest()
 
 
-def namespace_hash(namespace: bytes) -> BlockHash:
-    """The hash before the first block of a namespace."""
-    return BlockHash(hashlib.sha256(_framed("namespace", namespace)).digest())
+def namespace_hash(namespace: bytes, root: bytes = b"") -> BlockHash:
+    """The hash before the first block of a namespace. An engine whose hashes stay inside it needs no root."""
+    framed = _framed("root", root) if root else b""
+    return BlockHash(hashlib.sha256(framed + _framed("namespace", namespace)).digest())
 
 
 def block_hash(parent: BlockHash, packed_tokens: bytes, media: tuple[tuple[int, bytes], ...] = ()) -> BlockHash:
@@ -79,7 +80,7 @@ def extend_hashes(path: TokenPath, num_blocks: int, block_size: int) -> list[Blo
     Cost: O(blocks not hashed yet).
     """
     hashes = path.hashes
-    parent: bytes = hashes[-1] if hashes else namespace_hash(path.namespace)
+    parent: bytes = hashes[-1] if hashes else namespace_hash(path.namespace, path.root)
     size = block_size * TOKEN_BYTES
     head = _framed("block", bytes(size))[:-size]  # the same for every whole block
     sha256 = hashlib.sha256

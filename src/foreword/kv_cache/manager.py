@@ -74,8 +74,10 @@ class KVCacheManager:
     change none of them.
     """
 
-    def __init__(self, config: CacheConfig, events: EventLog | None = None) -> None:
+    def __init__(self, config: CacheConfig, events: EventLog | None = None, *, root: bytes = b"") -> None:
+        """Args: `root`: the identity that block hashes start from, needed where they leave the process."""
         self.config = config
+        self._root = root
         self.pool = BlockPool(config.num_blocks)
         self.stats = CacheStats()
         self.prefix_cache = make_prefix_cache(config, self.pool, self.stats, events)
@@ -96,7 +98,7 @@ class KVCacheManager:
 
         What it stores counts towards the share of `tenant`, which may own several namespaces.
         """
-        path = TokenPath(namespace, tenant)
+        path = TokenPath(namespace, tenant, root=self._root)
         path.extend(sequence.token_ids)
         self._paths[sequence.sequence_id] = path
 
@@ -367,6 +369,6 @@ class KVCacheManager:
         return path
 
     def _loose_path(self, namespace: bytes, token_ids: list[TokenId]) -> TokenPath:
-        path = TokenPath(namespace)
+        path = TokenPath(namespace, root=self._root)
         path.extend(token_ids)
         return path

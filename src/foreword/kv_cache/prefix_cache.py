@@ -39,6 +39,7 @@ class TokenPath:
     tenant: bytes = b""  # whose share of the index this path's blocks count towards
     packed: bytearray = field(default_factory=bytearray)  # int32 a token
     hashes: list[BlockHash] = field(default_factory=list)  # chained, one a whole block, made on demand
+    root: bytes = b""  # the engine's identity, from which the chain starts
 
     @property
     def num_tokens(self) -> int:

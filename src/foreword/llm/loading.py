@@ -1,7 +1,9 @@
 """From a model file and a few options to an engine, with every memory budget decided and stated."""
 
+import hashlib
+import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +12,10 @@ from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.engine.engine import Engine
 from foreword.events.opening import EventPublisher, open_publisher
 from foreword.events.options import EventOptions, event_options
+from foreword.kv_cache.block_hash import CacheIdentity
 from foreword.llm.machine import available_bytes, physical_cores
 from foreword.models.base import Model
-from foreword.models.registry import ModelFiles, WeightDtype, load_model, open_model_files
+from foreword.models.registry import ModelFiles, WeightDtype, load_model, open_model_files, weights_digest
 from foreword.ops.backend import Backend
 from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.reference import ReferenceBackend
@@ -23,6 +26,7 @@ from foreword.text.loading import load_text
 from foreword.text.tokenizer import Tokenizer
 
 DEFAULT_KV_SHARE = 0.25  # of the memory available at start, and no more than all sequences at full length can use
+_NO_PART_OF_KV = ("vocab_size", "max_position", "tied_embeddings")  # of a model's sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +106,7 @@ def load(path: str | Path, options: EngineOptions) -> LoadedModel:
     try:
         with open_model_files(path) as files:
             tokenizer, chat_template = load_text(files)
-            engine, model, summary = load_engine(files, tokenizer.vocab_size, options, events)
+            engine, model, summary = load_engine(files, tokenizer, options, events)
     except BaseException:
         if events is not None:
             events.close()
@@ -126,9 +130,9 @@ def make_backend(options: EngineOptions) -> Backend:
 
 
 def load_engine(
-    files: ModelFiles, vocab_size: int, options: EngineOptions, events: EventPublisher | None = None
+    files: ModelFiles, tokenizer: Tokenizer, options: EngineOptions, events: EventPublisher | None = None
 ) -> tuple[Engine, Model, LoadSummary]:
-    """Load weights, reserve the KV pool and put the engine together; `vocab_size` is the tokenizer's.
+    """Load weights, reserve the KV pool and put the engine together.
 
     Raises:
         ModelFormatError: the files hold no usable model.
@@ -147,7 +151,9 @@ def load_engine(
         recompute_all=not options.kv_cache,
     )
     storage = KVStorage(model.config, cache)
-    runner = ModelRunner(model, backend, storage, cache.block_size, scheduler.token_budget, vocab_size=vocab_size)
+    runner = ModelRunner(
+        model, backend, storage, cache.block_size, scheduler.token_budget, vocab_size=tokenizer.vocab_size
+    )
     summary = LoadSummary(
         model=files.path.name,
         architecture=model.config.architecture,
@@ -168,8 +174,26 @@ def load_engine(
         available_bytes=free,
         load_s=time.perf_counter() - started,
     )
-    engine = Engine(runner, cache, scheduler, publish_events=None if events is None else events.publish)
-    return engine, model, summary
+    if events is None:  # block hashes stay in the process, where there is one model: nothing to tell apart
+        return Engine(runner, cache, scheduler), model, summary
+    root = cache_identity(files, tokenizer, backend, options).root()
+    return Engine(runner, cache, scheduler, publish_events=events.publish, root=root), model, summary
+
+
+def cache_identity(files: ModelFiles, tokenizer: Tokenizer, backend: Backend, options: EngineOptions) -> CacheIdentity:
+    """What K and V of a model run this way depend on, beside tokens and tenant. Cost: reads all weights once.
+
+    Weights count as they are computed with, so a model quantised at load is another one; so is another backend.
+    """
+    attention = {name: value for name, value in asdict(files.config).items() if name not in _NO_PART_OF_KV}
+    return CacheIdentity(
+        weights=weights_digest(files.path) + options.weight_dtype.encode(),
+        tokenizer=tokenizer.digest,
+        attention=hashlib.sha256(json.dumps(attention, sort_keys=True).encode()).digest(),
+        kv_dtype=options.kv_dtype,
+        block_size=options.block_size,
+        instruction_set=f"{backend.name} {backend.instruction_set}",
+    )
 
 
 def _check_kinds(options: EngineOptions) -> None:
