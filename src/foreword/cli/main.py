@@ -13,6 +13,7 @@ from foreword.cli.chat import chat
 from foreword.cli.console import one_line
 from foreword.cli.doctor import doctor
 from foreword.cli.generate import generate
+from foreword.cli.plan import plan
 from foreword.cli.pull import pull
 from foreword.cli.replay import replay
 from foreword.cli.serve import serve
@@ -29,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pull, generate, chat, serve, bench, replay, doctor):
+for command in (pull, generate, chat, serve, bench, plan, replay, doctor):
     app.command()(command)
 
 

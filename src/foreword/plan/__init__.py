@@ -1,0 +1,1 @@
+"""Memory planning: how much K and V, how many users, what fits."""
