@@ -73,8 +73,8 @@ def test_a_fork_shares_every_block_until_one_of_the_two_writes() -> None:
     (copy,) = allocation.copies
     assert copy.source == manager.block_table(parent).ids[1]
     assert copy.destination == manager.block_table(child).ids[1]
-    assert manager.pool.ref_count(copy.source) == 2  # held for the copy until the next step begins
-    manager.begin_step(1)
+    assert manager.pool.ref_count(copy.source) == 2  # held for the copy until the step is over
+    manager.end_step()
     assert manager.pool.ref_count(copy.source) == 1
     assert manager.allocate_slots(parent, 1) is not None
     manager.check_invariants()

@@ -96,11 +96,22 @@ def test_ending_one_beam_frees_its_own_blocks_alone() -> None:
 
     engine.scheduler.abort(beams[1].sequence_id)
 
-    assert engine.manager.pool.num_held == 3 + 1  # the source of the step's copies is held until the next
-    engine.manager.begin_step(100)
-    assert engine.manager.pool.num_held == 3
+    assert engine.manager.pool.num_held == 3  # what the step copied from went with the step
     engine.scheduler.abort(RequestId("r0"))
     assert engine.manager.pool.num_free == 64
+
+
+def test_a_failed_step_holds_nothing_for_its_copies() -> None:
+    engine = make_engine()
+    engine.branch(start(engine, 20), [1, 2])
+    output = engine.scheduler.schedule(100)
+    assert output is not None
+    assert output.copies
+
+    engine.scheduler.discard(output)
+
+    assert engine.manager.pool.num_held == 0  # its two sequences wait, and hold nothing either
+    engine.manager.check_invariants()
 
 
 def test_whoever_awaits_a_choice_gives_its_blocks_to_whoever_needs_them() -> None:

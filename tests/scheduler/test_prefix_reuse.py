@@ -392,6 +392,5 @@ def test_random_operations_leave_a_mirror_of_the_events_equal_to_the_index(kind:
     engine.run()
     for request in engine.requests.values():
         assert_exact(request)
-    engine.manager.begin_step(10**6)
     engine.manager.reset()
     assert engine.manager.pool.num_free == 40

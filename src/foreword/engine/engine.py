@@ -322,9 +322,7 @@ class Engine:
         return step if found is None else replace(step, prompt_logprobs=tuple(found))
 
     def _settle(self) -> None:
-        """Tell events; and when nothing is left to do, let go of what the last step copied from: no step will."""
-        if not self.has_unfinished:
-            self._manager.begin_step(self._now)
+        """After whatever changed the cache: poison what was freed, where asked to, and tell events."""
         if self._manager.config.debug:
             self._poison_freed()
         self._tell_events()

@@ -13,8 +13,8 @@ and of one sequence's positions, as half-open ranges:
 
 Writing happens only to blocks with one holder that no index refers to. Whatever else a sequence would write to is
 first replaced by a copy: the replacement is decided here, told as `BlockCopy`, and done by the runner before the
-step's forward pass. Source blocks of copies stay held until the next `begin_step`, so nothing decided later in the
-same step can reuse them.
+step's forward pass. Source blocks of copies stay held until `end_step`, so nothing decided later in the same step can
+reuse them.
 """
 
 import itertools
@@ -88,8 +88,12 @@ class KVCacheManager:
         self._now = 0
 
     def begin_step(self, now: int) -> None:
-        """Start planning a step at logical time `now`: the copies of the step before have run."""
+        """Start planning a step at logical time `now`; copies of a plan that came to nothing are forgotten."""
         self._now = max(self._now, now)
+        self.end_step()
+
+    def end_step(self) -> None:
+        """The step is over: its copies have run, or will never, so what they read from is held for them no more."""
         self.pool.release(self._copy_sources)
         self._copy_sources.clear()
 

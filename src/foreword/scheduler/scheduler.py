@@ -177,6 +177,7 @@ class Scheduler:
         self._pending = None
         steps = []
         account_slots(output, self.manager, self.counters)
+        self.manager.end_step()
         for scheduled in live:
             sequence = self._sequences[scheduled.sequence_id]
             num_tokens = len(scheduled.token_ids)
@@ -204,6 +205,7 @@ class Scheduler:
         """
         self._expect(output)
         self._pending = None
+        self.manager.end_step()
         for scheduled in reversed(output.sequences):
             sequence = self._sequences.get(scheduled.sequence_id)
             if sequence is not None:
