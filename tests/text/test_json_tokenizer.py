@@ -206,3 +206,23 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="No such file"):
         Tokenizer.from_file(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(("stated", "more"), [(None, set()), (1, {1}), ([1, 5], {1, 5}), ([], set())])
+def test_a_generation_config_names_more_tokens_that_end_an_answer(tmp_path: Path, stated: Any, more: set[int]) -> None:
+    path = write_json(tmp_path, json_document())
+    config = write_json(tmp_path, {"eos_token_id": stated, "temperature": 0.6}, "generation_config.json")
+
+    alone, told = Tokenizer.from_file(path), Tokenizer.from_file(path, generation_config=config)
+
+    assert told.eos_token_ids == alone.eos_token_ids | more
+    assert told.eos_token_id == alone.eos_token_id
+
+
+@pytest.mark.parametrize("stated", ["-1", "1000000", '"2"', "true", "2.0", "[2, null]", '{"id": 2}', "1" + "0" * 5000])
+def test_end_tokens_that_are_no_tokens_are_refused_by_name(tmp_path: Path, stated: str) -> None:
+    path = write_json(tmp_path, json_document())
+    config = write_json(tmp_path, '{"eos_token_id": ' + stated + "}", "generation_config.json")
+
+    with pytest.raises(ModelFormatError, match=r"generation_config\.json: (eos_token_id|file): "):
+        Tokenizer.from_file(path, generation_config=config)

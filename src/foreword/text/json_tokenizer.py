@@ -3,10 +3,11 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foreword.core.errors import ModelFormatError
+from foreword.core.errors import ModelFormatError, shorten
 from foreword.text.gguf_tokenizer import end_ids
 from foreword.text.regex_guard import pattern_fault
 from foreword.text.tokenizer_spec import (
@@ -53,15 +54,29 @@ def read_json(path: Path, limit: int) -> dict[str, Any]:
     return document
 
 
-def spec_from_json(path: Path, config_path: Path | None) -> TokenizerSpec:
-    """The tokenizer a `tokenizer.json` describes.
+def spec_from_json(path: Path, config_path: Path | None, generation_path: Path | None = None) -> TokenizerSpec:
+    """The tokenizer a `tokenizer.json` describes; a `generation_config.json` may name more tokens that end an answer.
 
     Raises:
         ModelFormatError: a file or field is missing, malformed, too large or of an unsupported kind.
     """
     document = read_json(path, MAX_TOKENIZER_BYTES)
     config = {} if config_path is None else read_json(config_path, MAX_CONFIG_BYTES)
-    return _JsonReader(path, document, config).spec()
+    spec = _JsonReader(path, document, config).spec()
+    if generation_path is None:
+        return spec
+    return replace(spec, end_token_ids=spec.end_token_ids | _stated_ends(generation_path, len(spec.tokens)))
+
+
+def _stated_ends(path: Path, num_tokens: int) -> frozenset[int]:
+    """`eos_token_id` of a generation config, or of a model's config: none, one or several."""
+    stated = read_json(path, MAX_CONFIG_BYTES).get("eos_token_id")
+    listed = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    for token_id in listed:
+        if type(token_id) is not int or not 0 <= token_id < num_tokens:
+            expected = f"expected token ids from 0 to {num_tokens - 1}"
+            raise ModelFormatError(path, "eos_token_id", f"{expected}, got {shorten(stated)}")
+    return frozenset(listed)
 
 
 class _JsonReader:

@@ -15,7 +15,9 @@ def load_text(files: ModelFiles) -> tuple[Tokenizer, ChatTemplate | None]:
     if files.metadata is not None:
         tokenizer = Tokenizer.from_gguf(files.metadata, source=str(files.path))
     elif files.tokenizer_json is not None:
-        tokenizer = Tokenizer.from_file(files.tokenizer_json, files.tokenizer_config_json)
+        # Without a generation config the model's own config stands for it, as in transformers.
+        ends = files.generation_config_json or files.path / "config.json"
+        tokenizer = Tokenizer.from_file(files.tokenizer_json, files.tokenizer_config_json, ends)
     else:
         raise ModelFormatError(files.path, "tokenizer.json", "no such file, and a model needs its tokenizer")
     if tokenizer.vocab_size > files.config.vocab_size:

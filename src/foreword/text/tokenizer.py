@@ -66,13 +66,21 @@ class Tokenizer:
         return cls(spec_from_gguf(metadata, source))
 
     @classmethod
-    def from_file(cls, path: str | Path, tokenizer_config: str | Path | None = None) -> "Tokenizer":
+    def from_file(
+        cls,
+        path: str | Path,
+        tokenizer_config: str | Path | None = None,
+        generation_config: str | Path | None = None,
+    ) -> "Tokenizer":
         """The tokenizer in a `tokenizer.json`, with the ids and flags of a `tokenizer_config.json` where one is given.
+
+        `generation_config` names a file whose `eos_token_id` end an answer too.
 
         Raises:
             ModelFormatError: a file is missing, too large, malformed or of an unsupported kind.
         """
-        return cls(spec_from_json(Path(path), None if tokenizer_config is None else Path(tokenizer_config)))
+        config = None if tokenizer_config is None else Path(tokenizer_config)
+        return cls(spec_from_json(Path(path), config, None if generation_config is None else Path(generation_config)))
 
     @property
     def vocab_size(self) -> int:
