@@ -1,6 +1,6 @@
 """Beam search over prompts as callers give them: every search of one call runs in the same batch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from foreword.core.sampling_params import BeamSearchParams
@@ -9,9 +9,6 @@ from foreword.engine.engine import Engine
 from foreword.llm.outputs import BeamSearchOutput, BeamSearchSequence
 from foreword.text.detokenizer import IncrementalDetokenizer
 from foreword.text.tokenizer import Tokenizer
-
-Told = Callable[[int, int], None]
-"""Told after each step how many searches have ended, and how many tokens their longest beams have in all."""
 
 
 @dataclass(slots=True)
@@ -30,11 +27,11 @@ def run_beam_searches(
     tokenizer: Tokenizer,
     outputs: Sequence[BeamSearchOutput],
     params: BeamSearchParams,
-    told: Told,
-) -> None:
-    """Search from the prompts of `outputs`, whose `sequences` and `usage` are filled. Aborts all when interrupted.
+) -> Generator[tuple[int, int], None, None]:
+    """Search from the prompts of `outputs`, whose `sequences` and `usage` are filled. Aborts all when closed early.
 
-    `step` lets the engine step once, and gives other calls under way what is theirs of it.
+    Yields after each step how many searches have ended, and how many tokens their longest beams have in all. `step`
+    lets the engine step once, and gives other calls under way what is theirs of it.
 
     Raises:
         InvalidRequestError: a prompt is too long; nothing was started.
@@ -49,7 +46,7 @@ def run_beam_searches(
             step()
             _feed(engine, tokenizer, params, waiting)
             groups = [search.group for search in searches if search.group is not None]
-            told(sum(group.is_finished for group in groups), sum(group.num_generated_tokens for group in groups))
+            yield sum(group.is_finished for group in groups), sum(group.num_generated_tokens for group in groups)
     finally:
         for search in searches:
             if not search.is_finished:

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.outputs import SequenceStep
@@ -15,6 +15,7 @@ from foreword.core.sequence import FinishReason, Usage
 from foreword.core.types import TokenId
 from foreword.engine.metrics import EngineStats
 from foreword.llm.beam_search import run_beam_searches
+from foreword.llm.fair_lock import FairLock
 from foreword.llm.generation import GenerationTracker
 from foreword.llm.loading import EngineOptions, load
 from foreword.llm.outputs import BeamSearchOutput, MissExplanation, RequestOutput, TextDelta
@@ -23,6 +24,7 @@ from foreword.text.chat_template import ChatTemplate
 from foreword.text.turns import TurnMemory
 
 Message = Mapping[str, object]
+ResultT = TypeVar("ResultT")
 
 
 class Progress(Protocol):
@@ -35,8 +37,8 @@ class Progress(Protocol):
 class LLM:
     """A model ready to answer.
 
-    Every keyword of `EngineOptions` may be given. One thread uses an `LLM` at a time. `events` says where KV events are
-    published; None where they are not.
+    Every keyword of `EngineOptions` may be given. Several threads may use one `LLM`: what they ask for is computed in
+    the same steps, as with several streams. `events` says where KV events are published; None where they are not.
 
     Raises:
         ModelNotFoundError, ModelFormatError: the path holds no usable model.
@@ -59,7 +61,8 @@ class LLM:
         self.events = loaded.events
         self._turns = TurnMemory(self.tokenizer)
         self._request_numbers = count()
-        self._runs: list[_Run] = []  # the calls under way: streams may be open beside one another
+        self._runs: list[_Run | _Warming] = []  # the calls under way: streams may be open beside one another
+        self._lock = FairLock()  # engine, runs and turns belong to whoever holds it
 
     def __enter__(self) -> Self:
         return self
@@ -71,11 +74,12 @@ class LLM:
 
     def close(self) -> None:
         """Give up what is still running, which ends open streams; the object can't be used afterwards."""
-        for run in self._runs:
-            run.end()
-        self._engine.abort_all()
-        if self.events is not None:
-            self.events.close()
+        with self._lock:
+            for run in self._runs:
+                run.end()
+            self._engine.abort_all()
+            if self.events is not None:
+                self.events.close()
 
     def generate(
         self,
@@ -144,12 +148,13 @@ class LLM:
         for prompt in as_prompt_list(prompts):
             text, ids = prompt_token_ids(prompt, self.tokenizer)
             outputs.append(BeamSearchOutput(self._new_request_id(), text, ids))
-
-        def told(finished: int, generated_tokens: int) -> None:
-            if progress is not None:
-                progress(finished=finished, total=len(outputs), generated_tokens=generated_tokens)
-
-        run_beam_searches(self._engine, self._step, self.tokenizer, outputs, params or BeamSearchParams(), told)
+        searching = run_beam_searches(self._engine, self._step, self.tokenizer, outputs, params or BeamSearchParams())
+        try:
+            while (told := self._locked(lambda: next(searching, None))) is not None:
+                if progress is not None:
+                    progress(finished=told[0], total=len(outputs), generated_tokens=told[1])
+        finally:
+            self._locked(searching.close)
         return outputs
 
     def warm(self, prompt: object) -> Usage:
@@ -159,26 +164,28 @@ class LLM:
         can then hit n, or n - 1 when it is the same prompt: its last token is always computed.
         """
         ids = self._token_ids(prompt)
-        request_id = self._new_request_id()
-        self._engine.add(request_id, ids, SamplingParams(max_tokens=1), prefill_only=True)
-        usage = Usage()
+        warming = _Warming(self._new_request_id())
+        with self._lock:
+            self._engine.add(warming.request_id, ids, SamplingParams(max_tokens=1), prefill_only=True)
+            self._runs.append(warming)
         try:
-            while self._engine.is_live(request_id):
-                for step in self._step():
-                    if step.request_id == request_id:
-                        usage = step.usage
+            while self._locked(lambda: self._engine.is_live(warming.request_id)):
+                self._step()
         finally:
-            self._engine.abort(request_id)
-        return usage
+            with self._lock:
+                self._runs.remove(warming)
+                self._engine.abort(warming.request_id)
+        return warming.usage
 
     def query(self, prompt: object) -> int:
         """Tokens of a prompt that would be read from the cache now. Changes nothing."""
-        return self._engine.query_cache(b"", [TokenId(t) for t in self._token_ids(prompt)])
+        ids = [TokenId(t) for t in self._token_ids(prompt)]
+        return self._locked(lambda: self._engine.query_cache(b"", ids))
 
     def explain(self, prompt: object) -> MissExplanation:
         """Where a prompt parts from the nearest stored one, and why. Changes nothing."""
-        ids = self._token_ids(prompt)
-        report = self._engine.explain_cache(b"", [TokenId(t) for t in ids])
+        ids = [TokenId(t) for t in self._token_ids(prompt)]
+        report = self._locked(lambda: self._engine.explain_cache(b"", ids))
         return MissExplanation(
             prompt_tokens=len(ids),
             matched_tokens=report.matched_tokens,
@@ -190,15 +197,15 @@ class LLM:
 
     def reset(self) -> None:
         """Forget every stored prefix."""
-        self._engine.reset_cache()
+        self._locked(self._engine.reset_cache)
 
     def stats(self) -> EngineStats:
         """Counters of the engine since it started."""
-        return self._engine.stats()
+        return self._locked(self._engine.stats)
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless the engine's bookkeeping adds up. Cost: O(everything)."""
-        self._engine.check_invariants()
+        self._locked(self._engine.check_invariants)
 
     @property
     def has_chat_template(self) -> bool:
@@ -229,14 +236,20 @@ class LLM:
             raise InvalidRequestError("messages", 'a list of {"role", "content"}', messages)
         conversations = [messages] if isinstance(messages[0], Mapping) else messages
         template = self.chat_template
-        return [{"prompt_token_ids": self._turns.splice(template.encode(c, tools=tools))} for c in conversations]
+        rendered = [template.encode(c, tools=tools) for c in conversations]
+        with self._lock:
+            return [{"prompt_token_ids": self._turns.splice(ids)} for ids in rendered]
 
-    def _step(self) -> Sequence[SequenceStep]:
+    def _step(self) -> None:
         """One step of all that is under way, whichever call asks for it; each call is given what is its own."""
-        steps = self._engine.step().sequences
-        for run in self._runs:
-            run.take_in(steps)
-        return steps
+        with self._lock:
+            steps = self._engine.step().sequences
+            for run in self._runs:
+                run.take_in(steps)
+
+    def _locked(self, act: Callable[[], ResultT]) -> ResultT:
+        with self._lock:
+            return act()
 
     def _start(self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None) -> "_Run":
         if params is None or isinstance(params, SamplingParams):
@@ -253,13 +266,30 @@ class LLM:
         return f"request-{next(self._request_numbers)}"
 
 
+class _Warming:
+    """A prompt that is read and not answered."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.usage = Usage()
+
+    def take_in(self, steps: Sequence[SequenceStep]) -> None:
+        """Keep the newest account."""
+        for step in steps:
+            if step.request_id == self.request_id:
+                self.usage = step.usage
+
+    def end(self) -> None:
+        """Nothing to mark."""
+
+
 class _Run:
     """The requests of one call, all checked before the first is started."""
 
     def __init__(self, llm: LLM, prompts: list[object], params: list[SamplingParams]) -> None:
         self._engine = llm._engine
         self._step: Callable[[], object] = llm._step
-        self._runs = llm._runs
+        self._lock, self._runs = llm._lock, llm._runs
         self._turns = llm._turns
         self._deltas: deque[TextDelta] = deque()  # computed, and not yet yielded
         self._generated_tokens = 0
@@ -269,7 +299,8 @@ class _Run:
         self._trackers: dict[str, tuple[int, GenerationTracker]] = {}
         for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
             text, ids = prompt_token_ids(prompt, llm.tokenizer)
-            self._engine.check(ids, chosen)
+            with self._lock:
+                self._engine.check(ids, chosen)
             output = RequestOutput(llm._new_request_id(), text, ids, [])
             self.outputs.append(output)
             finish = partial(self._engine.finish, output.request_id)
@@ -278,24 +309,33 @@ class _Run:
     def deltas(self, progress: Progress | None) -> Generator[TextDelta, None, None]:
         """Run to the end, yielding what each step added."""
         waiting = iter(self._trackers.values())
-        self._runs.append(self)
+        with self._lock:
+            self._runs.append(self)
         try:
-            self._feed(waiting)
-            while self._deltas or not self._is_finished:
-                if not self._deltas:  # else another call's step has brought something
-                    self._step()
-                while self._deltas:
-                    yield self._deltas.popleft()
-                if not self._is_finished:
-                    self._feed(waiting)
+            while (deltas := self._advance(waiting)) is not None:
+                yield from deltas
                 if progress is not None:
                     done = sum(output.finished for output in self.outputs)
                     progress(finished=done, total=len(self.outputs), generated_tokens=self._generated_tokens)
         finally:
-            self._runs.remove(self)
-            for output in self.outputs:
-                if not output.finished:
-                    self._engine.abort(output.request_id)
+            with self._lock:
+                self._runs.remove(self)
+                for output in self.outputs:
+                    if not output.finished:
+                        self._engine.abort(output.request_id)
+
+    def _advance(self, waiting: Iterator[tuple[int, GenerationTracker]]) -> list[TextDelta] | None:
+        """What came since the last time, or comes with one step more; None at the end."""
+        with self._lock:
+            if not self._is_finished:
+                self._feed(waiting)
+                if not self._deltas:  # else another call's step has brought something
+                    self._step()
+            elif not self._deltas:
+                return None
+            deltas = list(self._deltas)
+            self._deltas.clear()
+            return deltas
 
     def take_in(self, steps: Sequence[SequenceStep]) -> None:
         """Keep what a step added to the requests of this call, and end those that met a stop string."""
