@@ -180,3 +180,15 @@ def test_a_malformed_file_of_keys_names_the_line(run: Run, tiny: str, tmp_path: 
     assert ran.code == 2
     assert "keys:2" in ran.err
     assert "sk-secret" not in ran.err
+
+
+def test_a_response_cache_of_a_size_answers_a_repeat(start: Start, tiny: str) -> None:
+    _, url = start(tiny, "--response-cache", "1MiB", "--response-cache-ttl", "60")
+    body = {"model": name_of(tiny), "prompt": "a", "max_tokens": 2, "temperature": 0}
+
+    marks = []
+    for _ in range(2):
+        with post(url, "/v1/completions", body) as answer:
+            marks.append(answer.headers["foreword-response-cache"])
+
+    assert marks == ["miss", "hit"]

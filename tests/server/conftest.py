@@ -103,7 +103,7 @@ def server(_shared_server: LiveServer) -> Iterator[LiveServer]:
 class Keyed:
     """A server with keys of two users, one of them with two keys, and of an operator."""
 
-    def __init__(self, path: str, folder: Any) -> None:
+    def __init__(self, path: str, folder: Any, limits: Limits | None = None) -> None:
         self.keys, lines = {}, []
         for label, name, role in (
             ("alice", "alice", "user"),
@@ -116,7 +116,7 @@ class Keyed:
             lines.append(line)
         file = folder / "keys"
         file.write_text("# who may ask\n\n" + "\n".join(lines) + "\n")
-        self.live = LiveServer(path, keys=KeyRing.from_file(file))
+        self.live = LiveServer(path, keys=KeyRing.from_file(file), limits=limits)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foreword.cli.console import human_bytes, remark, write_json, write_text
-from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped
+from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped, parse_bytes
 from foreword.cli.session import find_model, summary_lines
 
 if TYPE_CHECKING:
@@ -50,6 +50,17 @@ class ServerOptions:
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds running answers get after SIGTERM.", rich_help_panel=_SERVER)
     ] = 30.0
+    response_cache: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep up to so many bytes of whole answers, e.g. 64MiB, and give them again to the same tenant's same "
+            "request. Default: none.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    response_cache_ttl: Annotated[
+        float, typer.Option(min=0, help="Seconds an answer is kept.", rich_help_panel=_SERVER)
+    ] = 3600.0
     new_key: Annotated[
         str | None,
         typer.Option(help="Print a new key for this name, and its line for --api-keys; serve nothing."),
@@ -57,10 +68,20 @@ class ServerOptions:
     operator: Annotated[bool, typer.Option("--operator", help="With --new-key: an operator's key.")] = False
 
     def limits(self) -> "Limits":
-        """The server's bounds."""
+        """The server's bounds.
+
+        Raises:
+            InvalidRequestError: `--response-cache` is not a size.
+        """
         from foreword.server.limits import Limits
 
-        return Limits(max_queued_requests=self.max_queued, grace_s=self.grace)
+        size = self.response_cache
+        return Limits(
+            max_queued_requests=self.max_queued,
+            grace_s=self.grace,
+            response_cache_bytes=0 if size is None else parse_bytes("response_cache", size),
+            response_cache_ttl_s=self.response_cache_ttl,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +152,7 @@ def serve(
 
     keys = KeyRing() if server.api_keys is None else KeyRing.from_file(Path(server.api_keys))
     check_exposure(server.host, has_keys=not keys.is_open)
+    limits = server.limits()
     options = replace(options, kv_events=events.options(keys))
     listening = bind(server.host, server.port)
     from foreword.llm.loading import load
@@ -140,7 +162,7 @@ def serve(
 
     with listening, closing(load(path, options)) as loaded:
         names = server.served_model_name or [_default_name(model.model, path)]
-        service = Service(loaded, names=names, keys=keys, limits=server.limits())
+        service = Service(loaded, names=names, keys=keys, limits=limits)
         address, port = listening.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         if json:
@@ -167,9 +189,17 @@ def start_lines(
         *summary_lines(loaded.summary, options),
         f"up to {options.max_num_seqs} sequences at once · queue of {limits.max_queued_requests} requests, "
         f"{limits.max_queued_tokens:,} tokens · bodies up to {human_bytes(limits.max_body_bytes)}",
+        *_response_cache_lines(limits),
         *_event_lines(loaded),
         f"serving {', '.join(names)} at {url} · {access}",
     ]
+
+
+def _response_cache_lines(limits: "Limits") -> list[str]:
+    if not limits.response_cache_bytes:
+        return []
+    size, ttl = human_bytes(limits.response_cache_bytes), limits.response_cache_ttl_s
+    return [f"response cache of {size}, for {ttl:g} s: the same tenant's same request is answered without the model"]
 
 
 def _event_lines(loaded: "LoadedModel") -> list[str]:

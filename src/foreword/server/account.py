@@ -1,12 +1,37 @@
 """One account of tokens, mapped to each dialect.
 
-T total, R read from cache, W newly written to it, U the rest: T = R + W + U, in every answer.
+T total, R read from cache, W newly written to it, U the rest: T = R + W + U, in every answer. An answer that the
+response cache gave has R = T and says so: nothing of it was computed.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from foreword.core.sequence import Usage
+
+Outcome = Literal["hit", "shared", "miss", "bypass"]
+OUTCOMES: tuple[Outcome, ...] = ("hit", "shared", "miss", "bypass")
+RESPONSE_CACHE_HEADER = "foreword-response-cache"
+
+
+@dataclass(slots=True)
+class Reuse:
+    """What the response cache did for an answer; `outcome` is None where there is no such cache.
+
+    hit      stored, and given again
+    shared   computed once for several requests at the same time, of which this was not the first
+    miss     computed
+    bypass   computed, as the request may have another answer every time
+
+    """
+
+    outcome: Outcome | None = None
+
+    @property
+    def is_reused(self) -> bool:
+        """True when nothing was computed for this answer."""
+        return self.outcome in ("hit", "shared")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +42,7 @@ class Account:
     read: int = 0
     written: int = 0
     completion: int = 0
+    outcome: Outcome | None = None  # what the response cache did
 
     @property
     def uncached(self) -> int:
@@ -31,6 +57,7 @@ class Account:
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.read, "cache_write_tokens": self.written},
             "completion_tokens_details": {"reasoning_tokens": 0},
+            **self._mark(),
         }
 
     def anthropic(self) -> dict[str, object]:
@@ -41,18 +68,27 @@ class Account:
             "cache_read_input_tokens": self.read,
             "cache_creation": {"ephemeral_5m_input_tokens": self.written, "ephemeral_1h_input_tokens": 0},
             "output_tokens": self.completion,
+            **self._mark(),
         }
+
+    def marks(self) -> dict[str, str]:
+        """The header that says what the response cache did, on a server that has one."""
+        return {} if self.outcome is None else {RESPONSE_CACHE_HEADER: self.outcome}
 
     def headers(self) -> dict[str, str]:
         """The same for people with curl."""
         return {
+            **self.marks(),
             "foreword-prompt-tokens": str(self.prompt),
             "foreword-cached-tokens": str(self.read),
             "foreword-written-tokens": str(self.written),
         }
 
+    def _mark(self) -> dict[str, object]:
+        return {"response_cache": self.outcome} if Reuse(self.outcome).is_reused else {}
 
-def account(usages: Iterable[Usage]) -> Account:
+
+def account(usages: Iterable[Usage], reuse: Reuse | None = None) -> Account:
     """The account of a few prompts together.
 
     What was written again after a preemption counts once: no more is written than was computed.
@@ -63,4 +99,7 @@ def account(usages: Iterable[Usage]) -> Account:
         read += usage.cached_tokens
         written += min(usage.written_tokens, usage.prompt_tokens - usage.cached_tokens)
         completion += usage.completion_tokens
-    return Account(prompt, read, written, completion)
+    outcome = None if reuse is None else reuse.outcome
+    if reuse is not None and reuse.is_reused:
+        return Account(prompt, prompt, 0, completion, outcome)
+    return Account(prompt, read, written, completion, outcome)

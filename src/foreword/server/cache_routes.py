@@ -67,11 +67,16 @@ def cache_routes(service: Service) -> list[Route]:
     async def stats(request: Request) -> Response:
         await service.engine.run(lambda engine: engine.check_invariants())
         found = await service.engine.run(lambda engine: engine.stats())
-        return json_response({**asdict(found), "block_size": service.loaded.summary.block_size, "invariants": "hold"})
+        answer = {**asdict(found), "block_size": service.loaded.summary.block_size, "invariants": "hold"}
+        if (responses := service.responses) is not None:
+            answer["response_cache"] = {"entries": responses.num_entries, "bytes": responses.num_bytes}
+        return json_response(answer)
 
     async def reset(request: Request) -> Response:
         await service.bodies.read(request, reset_decoder)
         await service.engine.run(lambda engine: engine.reset_cache())
+        if service.responses is not None:
+            service.responses.reset()
         return json_response({"status": "reset"})
 
     return [

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from starlette.types import Receive
 
@@ -13,10 +14,9 @@ from foreword.core.outputs import SequenceStep
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Usage
 from foreword.engine.engine import Engine
-from foreword.engine.engine_stream import EngineStream
 from foreword.llm.generation import GenerationTracker
 from foreword.llm.outputs import PositionLogprobs, RequestOutput
-from foreword.server.account import Account, account
+from foreword.server.account import Account, Reuse, account
 from foreword.server.admission import Ticket
 from foreword.server.errors import ClientGoneError
 from foreword.server.metrics import Metrics
@@ -35,6 +35,27 @@ class Piece:
     finish_reason: str | None
     stop_reason: str | int | None
     usage: Usage  # the prompt's account so far
+
+
+class PieceStream(Protocol):
+    """Where pieces come from: an `EngineStream`, or an answer that others compute or have computed."""
+
+    @property
+    def is_over(self) -> bool:
+        """True once everything was taken and nothing more will come; False while an error is still to be raised."""
+        ...
+
+    async def take(self, timeout_s: float | None = None) -> list[Piece]:
+        """All that has come, waiting for the first of it; nothing when `timeout_s` passed, or at the end.
+
+        Raises:
+            ForewordError: what ended the request before its time.
+        """
+        ...
+
+    def close(self, error: Exception | None = None) -> None:
+        """Take no more; harmless when all is over."""
+        ...
 
 
 class StepReceiver:
@@ -96,14 +117,16 @@ class Generation:
 
     def __init__(
         self,
-        outputs: Sequence[RequestOutput],
-        stream: EngineStream[Piece],
+        outputs: list[RequestOutput],
+        stream: PieceStream,
         ticket: Ticket,
         metrics: Metrics,
         started: float,
+        reuse: Reuse | None = None,
     ) -> None:
-        self.outputs = list(outputs)  # complete once `is_over`; the engine's thread writes to them before
+        self.outputs = outputs  # complete once `is_over`; the engine's thread writes to them before
         self._stream = stream
+        self._reuse = reuse or Reuse()
         self._ticket = ticket
         self._metrics = metrics
         self._started = started
@@ -119,7 +142,7 @@ class Generation:
     @property
     def account(self) -> Account:
         """The tokens of all prompts together; final once `is_over`."""
-        return account(output.usage for output in self.outputs)
+        return account((output.usage for output in self.outputs), self._reuse)
 
     async def take(self, timeout_s: float | None = None) -> list[Piece]:
         """Pieces that have come; none when `timeout_s` passed or all is over.
@@ -171,7 +194,7 @@ class Generation:
         for piece in pieces:
             key = piece.prompt_index, piece.index
             before = self._last.get(key)
-            if before is not None and piece.token_ids:
+            if before is not None and piece.token_ids and self._reuse.outcome != "hit":
                 self._metrics.next_token(now - before)
             self._last[key] = now
 
@@ -182,4 +205,4 @@ class Generation:
         reasons = [answer.finish_reason for output in self.outputs for answer in output.outputs]
         broken = "abort" if self.was_left else "error"
         ended = [broken if failed or reason is None else reason for reason in reasons]
-        self._metrics.ended([o.usage for o in self.outputs], ended, time.monotonic() - self._started)
+        self._metrics.ended(self.account, ended, time.monotonic() - self._started)

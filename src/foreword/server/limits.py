@@ -32,3 +32,5 @@ class Limits:
     grace_s: float = 30.0  # for running answers after SIGTERM
     stuck_step_s: float = 30.0  # a step that takes longer makes the server unhealthy
     retry_after_s: int = 1
+    response_cache_bytes: int = 0  # 0: no response cache
+    response_cache_ttl_s: float = 3600.0

@@ -5,13 +5,12 @@ Counters of the engine are read from its own account when asked, not counted a s
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from foreword.core.sequence import Usage
 from foreword.engine.metrics import EngineStats
-from foreword.server.account import account
+from foreword.server.account import OUTCOMES, Account, Reuse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -45,12 +44,23 @@ class Metrics:
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From request to its end", _E2E_BUCKETS)
         self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKEN_BUCKETS)
         self._generated = histogram("vllm:request_generation_tokens", "Generated tokens of a request", _TOKEN_BUCKETS)
+        self._responses = counter("foreword:response_cache_requests", "Answers, by what the cache did", "outcome")
+        self._saved = counter("foreword:response_cache_tokens", "Tokens of answers given again", "kind")
+        for outcome in OUTCOMES:
+            self._responses.labels(model, outcome)
+        for kind in ("prompt", "generation"):
+            self._saved.labels(model, kind)
         for reason in FINISH_REASONS:
             self._success.labels(model, reason)
 
     def watch(self, stats: Callable[[], EngineStats], step_failures: Callable[[], int]) -> None:
         """Read the engine's counters at every scrape."""
         self._registry.register(_EngineView(self._model, stats, step_failures))
+
+    def watch_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Read a number of ours at every scrape."""
+        gauge = Gauge(name, text, ("model_name",), registry=self._registry)
+        gauge.labels(self._model).set_function(value)
 
     def text(self) -> bytes:
         """Everything, in Prometheus's text format."""
@@ -76,9 +86,13 @@ class Metrics:
         """A sequence got one more token."""
         self._itl.observe(seconds)
 
-    def ended(self, usages: Iterable[Usage], finish_reasons: Iterable[str], seconds: float) -> None:
+    def ended(self, total: Account, finish_reasons: Iterable[str], seconds: float) -> None:
         """All sequences of a request have ended."""
-        total = account(usages)
+        if total.outcome is not None:
+            self._responses.labels(self._model, total.outcome).inc()
+        if Reuse(total.outcome).is_reused:
+            self._saved.labels(self._model, "prompt").inc(total.prompt)
+            self._saved.labels(self._model, "generation").inc(total.completion)
         self._written.inc(total.written)
         self._prompt.observe(total.prompt)
         self._generated.observe(total.completion)

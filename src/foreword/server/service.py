@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import foreword
 from foreword.core.errors import InvalidRequestError, QueueFullError
 from foreword.core.sampling_params import SamplingParams
 from foreword.engine.async_engine import AsyncEngine, EngineRequest
@@ -23,6 +24,8 @@ from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
+from foreword.server.response_cache import Question, ResponseCache
+from foreword.server.reuse import Asked, ResponseReuse, Started
 from foreword.server.tenants import KeyRing
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.messages import strings_in
@@ -63,6 +66,8 @@ class Service:
         self._turns = TurnMemory(loaded.tokenizer)
         self._turns_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="foreword-text")
+        self.responses = self._response_cache()
+        self._reuse = ResponseReuse(self.responses, self.off_loop)
 
     @property
     def max_model_len(self) -> int:
@@ -195,10 +200,12 @@ class Service:
         *,
         prefill_only: bool = False,
         remember: bool = False,
+        question: Question | None = None,
     ) -> Generation:
         """Take a place in the queue, let `encode` make the prompts off the loop, and start answering all or none.
 
-        The place is left when the first token is there, or on failure.
+        The place is left when the first token is there, or on failure. With a `question` the answer may come from the
+        response cache, if there is one.
 
         Raises:
             ApiError, ForewordError: a prompt can't be answered, or not now.
@@ -206,23 +213,42 @@ class Service:
         ticket = self.enter()
         try:
             prompts = await self.off_loop(lambda: self._checked(encode(), params))
-            ticket.charge(sum(len(prompt.token_ids) for prompt in prompts))
-            outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in prompts]
-            receiver = StepReceiver(
-                outputs,
-                params,
-                self.tokenizer,
-                self.loaded.engine,
-                lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
+            asked = Asked(
+                question=question,
+                params=params,
+                asker=asker,
+                prompts=[prompt.token_ids for prompt in prompts],
+                start=lambda: self._start(prompts, params, asker, ticket, prefill_only, remember),
+                on_replay=lambda output: self._remember_all(output, asker.namespace) if remember else None,
             )
-            requests = [self._request(output, params, asker, prefill_only) for output in outputs]
-            stream = self.engine.submit(requests, receiver)
+            started, reuse = await self._reuse.begin(asked)
         except BaseException as error:
             ticket.leave()
             if isinstance(error, QueueFullError):
                 self.metrics.refused("queue_full")
             raise
-        return Generation(outputs, stream, ticket, self.metrics, asker.started)
+        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, reuse)
+
+    def _start(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        asker: Asker,
+        ticket: Ticket,
+        prefill_only: bool,
+        remember: bool,
+    ) -> Started:
+        ticket.charge(sum(len(prompt.token_ids) for prompt in prompts))
+        outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in prompts]
+        receiver = StepReceiver(
+            outputs,
+            params,
+            self.tokenizer,
+            self.loaded.engine,
+            lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
+        )
+        requests = [self._request(output, params, asker, prefill_only) for output in outputs]
+        return Started(outputs, self.engine.submit(requests, receiver))
 
     def _request(
         self, output: RequestOutput, params: SamplingParams, asker: Asker, prefill_only: bool
@@ -245,6 +271,20 @@ class Service:
     def _remember(self, output: RequestOutput, index: int, namespace: bytes) -> None:
         with self._turns_lock:
             self._turns.remember(output.prompt_token_ids, output.outputs[index].token_ids, namespace)
+
+    def _remember_all(self, output: RequestOutput, namespace: bytes) -> None:
+        for answer in output.outputs:
+            self._remember(output, answer.index, namespace)
+
+    def _response_cache(self) -> ResponseCache | None:
+        limits = self.limits
+        if not limits.response_cache_bytes:
+            return None
+        identity = f"{foreword.__version__} {self.fingerprint} {self.tokenizer.digest.hex()}".encode()
+        cache = ResponseCache(limits.response_cache_bytes, limits.response_cache_ttl_s, identity)
+        self.metrics.watch_gauge("foreword:response_cache_entries", "Answers stored", lambda: cache.num_entries)
+        self.metrics.watch_gauge("foreword:response_cache_bytes", "Bytes they take", lambda: cache.num_bytes)
+        return cache
 
     def _check_size(self, value: object, param: str) -> None:
         """Refuse before rendering or tokenising what can't fit: no token stands for more bytes than the longest."""

@@ -62,7 +62,8 @@ class EventStream(Response):
         """Stream until all is said or the client has gone."""
         async with self._generation.watched(receive):
             pieces = await self._generation.take(self._ping_interval_s)
-            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            marks = [(name.encode(), value.encode()) for name, value in self._generation.account.marks().items()]
+            await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *marks]})
             try:
                 await self._send_all(pieces, send)
             except ClientGoneError:
@@ -105,6 +106,7 @@ def facts(generation: Generation) -> dict[str, object]:
         "cached_tokens": account.read,
         "written_tokens": account.written,
         "completion_tokens": account.completion,
+        **({} if account.outcome is None else {"response_cache": account.outcome}),
         "finish_reasons": [a.finish_reason for output in generation.outputs for a in output.outputs],
     }
 

@@ -14,6 +14,7 @@ from foreword.server.anthropic.schema import Conversation, CountRequest, Message
 from foreword.server.context import Asker, asker_of
 from foreword.server.errors import ApiError, anthropic_body
 from foreword.server.generation import Generation, Piece
+from foreword.server.response_fields import question_of
 from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect, named_event
 from foreword.server.status_routes import json_response
@@ -30,7 +31,14 @@ def message_routes(service: Service) -> list[Route]:
         answer = MessageAnswer(service, body)
         params, asker = body.sampling_params(), asker_of(request, body.cache_salt)
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
-        generation = await service.generate(lambda: [encode()], params, asker, prefill_only=warms, remember=not warms)
+        generation = await service.generate(
+            lambda: [encode()],
+            params,
+            asker,
+            prefill_only=warms,
+            remember=not warms,
+            question=None if warms else question_of(request, body),  # what warms must reach the cache of prefixes
+        )
         if body.stream:
             return EventStream(generation, MessageWriter(answer, generation), service.limits.ping_interval_s)
         await collect(generation, request)

@@ -17,6 +17,7 @@ from foreword.server.generation import Generation, Piece
 from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatRequest
+from foreword.server.response_fields import question_of
 from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
@@ -37,7 +38,11 @@ def chat_routes(service: Service) -> list[Route]:
         answer = ChatAnswer(service, body.model, params)
         asker, kwargs = asker_of(request, body.cache_salt), body.chat_template_kwargs
         generation = await service.generate(
-            lambda: [service.encode_chat(messages, asker.namespace, kwargs=kwargs)], params, asker, remember=True
+            lambda: [service.encode_chat(messages, asker.namespace, kwargs=kwargs)],
+            params,
+            asker,
+            remember=True,
+            question=question_of(request, body),
         )
         if body.stream:
             writer = ChatWriter(answer, params.n, includes_usage=body.includes_usage, account_of=generation)

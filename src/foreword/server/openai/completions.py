@@ -19,6 +19,7 @@ from foreword.server.limits import MAX_PROMPTS
 from foreword.server.openai.chat import DONE, PING
 from foreword.server.openai.logprobs import CompletionLogprobs
 from foreword.server.openai.schema import CompletionRequest, unsupported
+from foreword.server.response_fields import question_of
 from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
@@ -40,6 +41,7 @@ def completion_routes(service: Service) -> list[Route]:
             plan.params,
             asker_of(request, plan.cache_salt),
             prefill_only=plan.reads_only,
+            question=question_of(request, body),
         )
         if body.stream:
             writer = CompletionWriter(answer, generation, includes_usage=body.includes_usage)
