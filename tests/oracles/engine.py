@@ -5,6 +5,7 @@ from collections.abc import Sequence as SequenceABC
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.outputs import SchedulerOutput, SequenceStep
+from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import FinishReason, Request, Sequence
 from foreword.core.types import RequestId, SequenceId, TokenId
@@ -66,6 +67,7 @@ class SimulatedEngine:
         namespace: bytes = b"",
         tenant: bytes = b"",
         prefill_only: bool = False,
+        probe: Probe | None = None,
         branches: bool = False,
         eos: SequenceABC[int] = (),
         **params: object,
@@ -82,7 +84,7 @@ class SimulatedEngine:
             prefill_only=prefill_only,
             eos_token_ids=frozenset(TokenId(token) for token in eos),
         )
-        request.branches = branches
+        request.branches, request.probe = branches, probe
         self.scheduler.add(request)
         self._next_id += len(request.sequences)
         self.requests[request.request_id] = request

@@ -156,3 +156,17 @@ def test_logprobs_are_the_models_own_whatever_the_penalties() -> None:
 def test_philox_gives_the_published_words() -> None:
     # Known answers of Random123 for philox4x32-10 with counter and key 0: 6627e8d5 e169c58d …
     assert uniform_at(0, 0, 0) == ((0xE169C58D << 32 | 0x6627E8D5) >> 11) * 2.0**-53
+
+
+@given(st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=5, unique=True), min_size=1, max_size=6))
+def test_logprobs_of_given_tokens_are_those_of_log_softmax_in_any_company(token_ids: list[list[int]]) -> None:
+    logits = random_logits(5, rows=len(token_ids))
+    sampler = Sampler(ReferenceBackend())
+
+    found = sampler.logprobs_of(logits, token_ids)
+
+    for row, ids, values in zip(logits.astype(np.float64), token_ids, found, strict=True):
+        expected = row[ids] - np.log(np.exp(row).sum())
+        assert np.allclose(values, expected, atol=1e-5)
+    alone = [sampler.logprobs_of(logits[r : r + 1], [ids])[0] for r, ids in enumerate(token_ids)]
+    assert found == alone

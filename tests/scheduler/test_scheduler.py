@@ -4,6 +4,7 @@ import pytest
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import CapacityError, InvalidRequestError, InvariantError, QueueFullError
+from foreword.core.probe import Probe
 from foreword.core.sequence import FinishReason, Request
 from foreword.core.types import RequestId, SequenceId, TokenId
 from tests.oracles.engine import SimulatedEngine, make_request
@@ -491,3 +492,26 @@ def test_damage_to_queues_and_sequences_is_found_out() -> None:
     engine.scheduler._running.discard(sequence)
     with pytest.raises(InvariantError, match="in no queue"):
         engine.scheduler.check_invariants()
+
+
+def test_a_probe_wants_one_row_at_its_prompts_end_and_draws_nothing() -> None:
+    engine = make_engine(token_budget=10)
+    request = engine.add(range(25), prefill_only=True, probe=Probe(hidden_state=True))
+
+    engine.run()
+
+    rows = [(s.num_logits, s.samples) for output in engine.outputs for s in output.sequences]
+    assert rows == [(0, False), (0, False), (1, False)]
+    sequence = request.sequences[0]
+    assert sequence.finish_reason is FinishReason.LENGTH
+    assert (sequence.num_output_tokens, sequence.usage.computed_tokens, sequence.usage.completion_tokens) == (0, 25, 0)
+    assert engine.scheduler.counters.sampled_tokens == 0
+
+
+def test_reading_a_prompt_without_a_probe_wants_no_row() -> None:
+    engine = make_engine(token_budget=10)
+    engine.add(range(25), prefill_only=True)
+
+    engine.run()
+
+    assert {s.num_logits for output in engine.outputs for s in output.sequences} == {0}

@@ -6,6 +6,7 @@ The scheduler writes `SchedulerOutput`; the runner reads it; neither imports the
 from array import array
 from dataclasses import dataclass
 
+from foreword.core.probe import Reading
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import FinishReason, Usage
 from foreword.core.types import BlockId, RequestId, SequenceId, TokenId
@@ -25,7 +26,7 @@ class ScheduledSequence:
 
     `block_table` is the sequence's own `array('i')`, read but never changed or kept by the reader; it covers at
     least `start + len(token_ids)` positions. `num_logits` counts the last scheduled tokens whose logits are needed:
-    0 for an inner chunk, 1 to sample the next token, more for prompt logprobs.
+    0 for an inner chunk, 1 to sample the next token or to probe, more for prompt logprobs.
     """
 
     sequence_id: SequenceId
@@ -84,6 +85,7 @@ class SequenceStep:
     usage: Usage
     stop_token_id: TokenId | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once, with the first token
+    reading: Reading | None = None  # once, where the request has a probe
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.types import RequestId, SequenceId, TokenId
 
@@ -87,6 +88,7 @@ class Request:
     namespace: bytes = b""  # prefix sharing happens within one namespace only
     tenant: bytes = b""  # whose share of the pool stored prefixes count towards; may own several namespaces
     prefill_only: bool = False  # compute and store the prompt, draw nothing (warm-up)
+    probe: Probe | None = None  # what to read at the prompt's end; with `prefill_only`
     branches: bool = False  # tokens are chosen above, by comparing its sequences (see `Scheduler.branch`)
     arrival: int = 0  # logical time
     sequences: list[Sequence] = field(default_factory=list)

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from foreword.core.errors import InvariantError, QueueTimeoutError, StepFailedError, UnavailableError
 from foreword.core.outputs import SequenceStep, StepResult
+from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.engine.engine import Engine
 from foreword.engine.engine_stream import EngineStream
@@ -45,6 +46,7 @@ class EngineRequest:
     namespace: bytes = b""
     tenant: bytes = b""
     prefill_only: bool = False
+    probe: Probe | None = None
 
 
 class AsyncEngine:
@@ -239,6 +241,7 @@ class AsyncEngine:
                     namespace=request.namespace,
                     tenant=request.tenant,
                     prefill_only=request.prefill_only,
+                    probe=request.probe,
                 )
                 self._by_request[request.request_id] = stream
                 self._deadlines.append((self._clock() + self._queue_timeout_s, request.request_id))

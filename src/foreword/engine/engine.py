@@ -1,12 +1,13 @@
 """Ties scheduler and runner together, one step at a time. Never sees a string of text."""
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError
 from foreword.core.outputs import SamplingRow, SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
+from foreword.core.probe import Probe, Reading
 from foreword.core.sampling_params import MAX_N, SEED_BITS, BeamSearchParams, SamplingParams
 from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
 from foreword.core.types import RequestId, SequenceId, TokenId
@@ -99,11 +100,13 @@ class Engine:
         namespace: bytes = b"",
         tenant: bytes = b"",
         prefill_only: bool = False,
+        probe: Probe | None = None,
     ) -> None:
         """Queue a request.
 
         It shares prefixes within `namespace` only, what it stores counts towards the pool share of `tenant`, and with
-        `prefill_only` its prompt is computed and stored but nothing is drawn.
+        `prefill_only` its prompt is computed and stored but nothing is drawn; so too with a `probe`, whose reading
+        comes with the last record.
 
         Raises:
             InvalidRequestError: the prompt is empty, too long or holds ids outside the vocabulary; the id is in use.
@@ -113,6 +116,9 @@ class Engine:
         eos = frozenset(TokenId(t) for t in eos_token_ids)
         request = self._request(RequestId(request_id), prompt_token_ids, params, eos)
         request.namespace, request.tenant, request.prefill_only = namespace, tenant, prefill_only
+        if probe is not None:
+            self._check_ids("probe", probe.token_ids)
+            request.probe, request.prefill_only = probe, True
         self._queue(request)
         if params.prompt_logprobs is not None:
             self._prompt_logprobs[request.sequences[0].sequence_id] = [None] * len(request.prompt_token_ids)
@@ -168,7 +174,9 @@ class Engine:
                 raise InvariantError("requests wait, but none of them can compute anything")
             return StepResult(self._now, 0, ())
         try:
-            result = self._runner.execute(output, self._sampling_rows(output), self._prompt_rows(output))
+            result = self._runner.execute(
+                output, self._sampling_rows(output), self._prompt_rows(output), self._probes(output)
+            )
         except BaseException:
             self._failed = tuple({self._sequences[s.sequence_id].request_id: None for s in output.sequences})
             self._scheduler.discard(output)
@@ -177,7 +185,8 @@ class Engine:
             found = result.prompt_logprobs.get(s.sequence_id)
             if found is not None:
                 self._prompt_logprobs[s.sequence_id][s.start + 1 : s.start + 1 + len(found)] = found
-        steps = [self._with_prompt_logprobs(step) for step in self._scheduler.update(output, result.sampled)]
+        updated = self._scheduler.update(output, result.sampled)
+        steps = [self._with_found(step, result.readings.get(step.sequence_id)) for step in updated]
         for step in steps:
             if step.finish_reason is not None:
                 self._forget_finished(step.request_id)
@@ -285,14 +294,17 @@ class Engine:
         return SequenceId(self._next_sequence_id - 1)
 
     def _check_vocabulary(self, prompt: tuple[TokenId, ...], params: SamplingParams) -> None:
-        vocab_size = self._runner.vocab_size
         for field, ids in (
             ("prompt", prompt),
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", params.logit_bias),
         ):
-            if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-                raise InvalidRequestError(field, f"token ids from 0 to {vocab_size - 1}", (min(ids), max(ids)))
+            self._check_ids(field, ids)
+
+    def _check_ids(self, field: str, ids: Collection[int]) -> None:
+        vocab_size = self._runner.vocab_size
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise InvalidRequestError(field, f"token ids from 0 to {vocab_size - 1}", (min(ids), max(ids)))
 
     def _sampling_rows(self, output: SchedulerOutput) -> dict[SequenceId, SamplingRow]:
         return {
@@ -317,9 +329,19 @@ class Engine:
                 rows[s.sequence_id] = PromptRows(k, list(sequence.token_ids[s.start + 1 : end]))
         return rows
 
-    def _with_prompt_logprobs(self, step: SequenceStep) -> SequenceStep:
+    def _probes(self, output: SchedulerOutput) -> dict[SequenceId, Probe]:
+        probes = {}
+        for s in output.sequences:
+            sequence = self._sequences[s.sequence_id]
+            probe = self._requests[sequence.request_id].probe
+            if probe is not None and s.start + len(s.token_ids) == sequence.num_tokens:
+                probes[s.sequence_id] = probe
+        return probes
+
+    def _with_found(self, step: SequenceStep, reading: Reading | None) -> SequenceStep:
         found = self._prompt_logprobs.pop(step.sequence_id, None)
-        return step if found is None else replace(step, prompt_logprobs=tuple(found))
+        step = step if found is None else replace(step, prompt_logprobs=tuple(found))
+        return step if reading is None else replace(step, reading=reading)
 
     def _settle(self) -> None:
         """After whatever changed the cache: poison what was freed, where asked to, and tell events."""

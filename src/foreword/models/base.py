@@ -48,5 +48,8 @@ class Model(Protocol):
                  the last layer. A view of the workspace, valid until its next use.
         """
 
+    def normalised(self, hidden: F32) -> F32:
+        """Hidden states `[R, hidden]` after the final norm, of which logits are made."""
+
     def logits(self, hidden: F32, out: F32 | None = None) -> F32:
         """Logits `[R, vocab]` of hidden states `[R, hidden]`; written to `out` where given."""

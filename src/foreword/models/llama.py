@@ -98,6 +98,12 @@ class Llama:
             self._feed_forward(layer, hidden, workspace.gate_up[: len(hidden)])
         return hidden
 
+    def normalised(self, hidden: F32) -> F32:
+        """See `Model.normalised`."""
+        out = np.empty_like(hidden)
+        self._backend.rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps, out)
+        return out
+
     def logits(self, hidden: F32, out: F32 | None = None) -> F32:
         """See `Model.logits`."""
         if out is None:

@@ -1,11 +1,14 @@
 """One step on the model: copies, forward pass, logits of the rows that need them, tokens."""
 
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from foreword.core.outputs import SampledToken, SamplingRow, SchedulerOutput, TokenLogprobs
+from foreword.core.probe import Probe, Reading
 from foreword.core.types import SequenceId
 from foreword.models.base import Model
 from foreword.models.workspace import Workspace
@@ -27,10 +30,11 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class RunnerResult:
-    """Tokens drawn and prompt logprobs found, by sequence."""
+    """Tokens drawn, prompt logprobs found and probes answered, by sequence."""
 
     sampled: dict[SequenceId, SampledToken]
     prompt_logprobs: dict[SequenceId, list[TokenLogprobs]]
+    readings: dict[SequenceId, Reading] = field(default_factory=dict)
 
 
 class ModelRunner:
@@ -63,12 +67,17 @@ class ModelRunner:
         output: SchedulerOutput,
         sampling: Mapping[SequenceId, SamplingRow],
         prompt_rows: Mapping[SequenceId, PromptRows],
+        probes: Mapping[SequenceId, Probe] = MappingProxyType({}),
     ) -> RunnerResult:
-        """Run one step; every sequence with `samples` has a row in `sampling`."""
+        """Run one step; every sequence with `samples` has a row in `sampling`.
+
+        Those in `probes` have their last row wanted, and draw nothing.
+        """
         self.kv.prepare(self._backend, output.fresh_blocks, output.copies)
         hidden = self.forward(output)
         found: dict[SequenceId, list[TokenLogprobs]] = {}
         drawn: list[tuple[SequenceId, int]] = []
+        probed: list[tuple[SequenceId, int]] = []
         first = 0
         for s in output.sequences:
             wanted = prompt_rows.get(s.sequence_id)
@@ -77,7 +86,9 @@ class ModelRunner:
             first += s.num_logits
             if s.samples:
                 drawn.append((s.sequence_id, first - 1))
-        return RunnerResult(self._sample(hidden, drawn, sampling), found)
+            elif s.sequence_id in probes:
+                probed.append((s.sequence_id, first - 1))
+        return RunnerResult(self._sample(hidden, drawn, sampling), found, self._read(hidden, probed, probes))
 
     def forward(self, output: SchedulerOutput) -> F32:
         """Hidden states `[R, hidden]` of the rows whose logits are wanted, in batch order; valid until the next."""
@@ -96,6 +107,22 @@ class ModelRunner:
         logits = self._logits(hidden[[row for _, row in drawn]])
         tokens = self._sampler.sample(logits, [sampling[sequence_id] for sequence_id, _ in drawn])
         return {sequence_id: token for (sequence_id, _), token in zip(drawn, tokens, strict=True)}
+
+    def _read(
+        self, hidden: F32, probed: Sequence[tuple[SequenceId, int]], probes: Mapping[SequenceId, Probe]
+    ) -> dict[SequenceId, Reading]:
+        states: dict[SequenceId, array[float]] = {}
+        wanted = [(sequence_id, row) for sequence_id, row in probed if probes[sequence_id].hidden_state]
+        if wanted:
+            normalised = self._model.normalised(hidden[[row for _, row in wanted]])
+            states = {i: array("f", state.tobytes()) for (i, _), state in zip(wanted, normalised, strict=True)}
+        logprobs: dict[SequenceId, tuple[float, ...]] = {}
+        asked = [(sequence_id, row) for sequence_id, row in probed if probes[sequence_id].token_ids]
+        if asked:
+            logits = self._logits(hidden[[row for _, row in asked]])
+            found = self._sampler.logprobs_of(logits, [probes[sequence_id].token_ids for sequence_id, _ in asked])
+            logprobs = {sequence_id: values for (sequence_id, _), values in zip(asked, found, strict=True)}
+        return {i: Reading(logprobs=logprobs.get(i, ()), hidden_state=states.get(i)) for i, _ in probed}
 
     def _logits(self, hidden: F32) -> F32:
         logits = self._model.logits(hidden)

@@ -32,6 +32,18 @@ class Sampler:
         top = self._backend.top_logprobs(logits, np.asarray(next_token_ids, np.int32), k)
         return [_token_logprobs(top, r, token, k) for r, token in enumerate(next_token_ids)]
 
+    def logprobs_of(self, logits: F32, token_ids: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """Logprobs of each row's own tokens, in their order; `logits [R, vocab]`. Nothing is sorted.
+
+        Cost     one pass over a row for each of its tokens.
+        """
+        most = max(map(len, token_ids), default=0)
+        padded = np.zeros((most, len(token_ids)), np.int32)
+        for r, ids in enumerate(token_ids):
+            padded[: len(ids), r] = ids
+        columns = [self._backend.top_logprobs(logits, column, 0).logprobs for column in padded]
+        return [tuple(float(column[r]) for column in columns[: len(ids)]) for r, ids in enumerate(token_ids)]
+
     def _top_logprobs_source(self, logits: F32, rows: Sequence[SamplingRow]) -> F32 | None:
         # Reported logprobs are the model's own: taken before penalties, bias and temperature.
         if all(row.params.logprobs is None for row in rows):

@@ -155,7 +155,7 @@ class Scheduler:
         if not len(plan):
             return None
         self.counters.num_steps += 1
-        self._pending = plan.build(self.counters.num_steps, self.manager, self._draws)
+        self._pending = plan.build(self.counters.num_steps, self.manager, self._requests)
         if self.manager.config.debug:
             self.check_invariants()
         return self._pending

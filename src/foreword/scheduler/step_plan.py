@@ -1,11 +1,11 @@
 """The step under construction: what has been given to whom so far."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foreword.core.outputs import BlockCopy, ScheduledSequence, SchedulerOutput
-from foreword.core.sequence import Sequence
-from foreword.core.types import BlockId, SequenceId
+from foreword.core.sequence import Request, Sequence
+from foreword.core.types import BlockId, RequestId, SequenceId
 from foreword.kv_cache.manager import Allocation, KVCacheManager
 
 
@@ -43,15 +43,15 @@ class StepPlan:
         if share is not None:
             self.token_budget += share.num_tokens
 
-    def build(self, step: int, manager: KVCacheManager, draws: Callable[[Sequence], bool]) -> SchedulerOutput:
-        """The decision as plain data, in the order shares were given; `draws` says who wants a token in the end."""
+    def build(self, step: int, manager: KVCacheManager, requests: Mapping[RequestId, Request]) -> SchedulerOutput:
+        """The decision as plain data, in the order shares were given."""
         copies: list[BlockCopy] = []
         fresh: list[BlockId] = []
         sequences = []
         for share in self._shares.values():
             copies.extend(share.allocation.copies)
             fresh.extend(share.allocation.fresh_blocks)
-            sequences.append(_scheduled(share.sequence, share.num_tokens, manager, draws(share.sequence)))
+            sequences.append(_scheduled(share, requests[share.sequence.request_id], manager))
         return SchedulerOutput(step, tuple(sequences), tuple(copies), tuple(fresh), tuple(self.preempted))
 
 
@@ -60,14 +60,17 @@ def wants_prompt_logprobs(sequence: Sequence) -> bool:
     return sequence.params.prompt_logprobs is not None and sequence.index == 0 and not sequence.num_output_tokens
 
 
-def _scheduled(sequence: Sequence, num_tokens: int, manager: KVCacheManager, draws: bool) -> ScheduledSequence:
+def _scheduled(share: _Share, request: Request, manager: KVCacheManager) -> ScheduledSequence:
+    sequence, num_tokens = share.sequence, share.num_tokens
     start = sequence.num_computed_tokens
-    samples = draws and start + num_tokens == sequence.num_tokens
+    is_last = start + num_tokens == sequence.num_tokens
+    samples = is_last and not request.prefill_only
+    wants_row = samples or (is_last and request.probe is not None)
     return ScheduledSequence(
         sequence_id=sequence.sequence_id,
         token_ids=sequence.token_ids[start : start + num_tokens],
         start=start,
         block_table=manager.block_table(sequence).ids,
-        num_logits=num_tokens if wants_prompt_logprobs(sequence) else int(samples),
+        num_logits=num_tokens if wants_prompt_logprobs(sequence) else int(wants_row),
         samples=samples,
     )
