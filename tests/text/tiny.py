@@ -28,6 +28,20 @@ def byte_level_metadata(**changes: Any) -> dict[str, Any]:
     return {f"tokenizer.ggml.{name}": value for name, value in fields.items() if value is not None}
 
 
+def byte_level_words(*words: str) -> dict[str, Any]:
+    """`byte_level_metadata` with some words as one token each; a space is part of a word if it is written so."""
+    merges = list(MERGES)
+    for word in words:
+        letters = word.strip()
+        merges += [f"{letters[:i]} {letters[i]}" for i in range(1, len(letters))]
+        merges += [f"Ġ {letters}"] if word.startswith(" ") else []
+    merges = list(dict.fromkeys(merges))
+    merged = list(dict.fromkeys(line.replace(" ", "") for line in merges))
+    tokens = [*SPECIALS, *sorted(BYTE_OF_CHARACTER), *merged, "<think>", "</think>"]
+    kinds = [3] * len(SPECIALS) + [1] * (len(tokens) - len(SPECIALS) - 2) + [4, 4]
+    return byte_level_metadata(tokens=tokens, token_type=kinds, merges=merges)
+
+
 def byte_level_tokenizer(**changes: Any) -> Tokenizer:
     """A tokenizer of `byte_level_metadata`."""
     return Tokenizer.from_gguf(byte_level_metadata(**changes), source="tiny.gguf")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
 import foreword
@@ -289,7 +288,7 @@ class Service:
     def _check_size(self, value: object, param: str) -> None:
         """Refuse before rendering or tokenising what can't fit: no token stands for more bytes than the longest."""
         size = sum(len(text) for text in strings_in(value))
-        if size > self.max_model_len and size > self.max_model_len * self._longest_token:
+        if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token_bytes:
             raise self._too_long(f"{size} characters", param)
 
     def _check_len(self, ids: Sequence[int], param: str) -> None:
@@ -303,11 +302,6 @@ class Service:
             f"this model's context is {self.max_model_len} tokens, prompt and answer together; {param} has {found}"
         )
         return ApiError(400, message, param, "context_length_exceeded")
-
-    @cached_property
-    def _longest_token(self) -> int:
-        tokenizer = self.tokenizer
-        return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
 
 def _fingerprint(loaded: LoadedModel) -> str:

