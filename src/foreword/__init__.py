@@ -12,7 +12,18 @@ if TYPE_CHECKING:
         ModelNotFoundError,
     )
     from foreword.core.sampling_params import BeamSearchParams, SamplingParams
-    from foreword.llm import LLM, BeamSearchOutput, CompletionOutput, EngineOptions, RequestOutput, TextDelta
+    from foreword.llm import (
+        LLM,
+        BeamSearchOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EngineOptions,
+        RequestOutput,
+        RerankOutput,
+        RerankSettings,
+        ScoreOutput,
+        TextDelta,
+    )
 
     __version__: str
 
@@ -22,6 +33,7 @@ __all__ = [
     "BeamSearchParams",
     "CapacityError",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineOptions",
     "ForewordError",
     "InvalidRequestError",
@@ -29,7 +41,10 @@ __all__ = [
     "ModelFormatError",
     "ModelNotFoundError",
     "RequestOutput",
+    "RerankOutput",
+    "RerankSettings",
     "SamplingParams",
+    "ScoreOutput",
     "TextDelta",
     "__version__",
 ]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from foreword.bench.timing import StreamClock
     from foreword.llm import LLM, RequestOutput, TextDelta
-    from foreword.llm.llm import Progress
     from foreword.llm.outputs import PositionLogprobs
+    from foreword.llm.run import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

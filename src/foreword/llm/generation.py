@@ -54,6 +54,7 @@ class GenerationTracker:
             return TextDelta(request_index, step.index, "", (), None, self.output)
         if step.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None if p is None else self._describe(p) for p in step.prompt_logprobs]
+        self.output.reading = step.reading or self.output.reading
         text = ""
         for token in step.new_tokens:
             output.token_ids.append(token.token_id)

@@ -1,37 +1,37 @@
 """`LLM`: strings in, strings out, over one engine in this process."""
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import count
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from foreword.core.errors import InvalidRequestError
-from foreword.core.outputs import SequenceStep
+from foreword.core.probe import Probe
 from foreword.core.sampling_params import BeamSearchParams, SamplingParams
-from foreword.core.sequence import FinishReason, Usage
+from foreword.core.sequence import Usage
 from foreword.core.types import TokenId
 from foreword.engine.metrics import EngineStats
+from foreword.llm import readings
 from foreword.llm.beam_search import run_beam_searches
-from foreword.llm.fair_lock import FairLock
-from foreword.llm.generation import GenerationTracker
 from foreword.llm.loading import EngineOptions, load
-from foreword.llm.outputs import BeamSearchOutput, MissExplanation, RequestOutput, TextDelta
+from foreword.llm.outputs import (
+    BeamSearchOutput,
+    EmbeddingOutput,
+    MissExplanation,
+    RequestOutput,
+    RerankOutput,
+    ScoreOutput,
+    TextDelta,
+)
 from foreword.llm.prompts import as_prompt_list, prompt_token_ids
+from foreword.llm.run import Progress, Run, Runs, Warming
 from foreword.text.chat_template import ChatTemplate
+from foreword.text.rerank_prompt import RerankFormat, RerankPrompts, RerankSettings, choose_format
 from foreword.text.turns import TurnMemory
 
 Message = Mapping[str, object]
 ResultT = TypeVar("ResultT")
-
-
-class Progress(Protocol):
-    """Told after each step how many requests have ended and how many tokens were generated."""
-
-    def __call__(self, *, finished: int, total: int, generated_tokens: int) -> None:
-        """Show it."""
 
 
 class LLM:
@@ -59,10 +59,10 @@ class LLM:
         self.tokenizer, self._chat_template, self.summary = loaded.tokenizer, loaded.chat_template, loaded.summary
         self._engine, self._model = loaded.engine, loaded.model
         self.events = loaded.events
+        self._names = loaded.names
         self._turns = TurnMemory(self.tokenizer)
-        self._request_numbers = count()
-        self._runs: list[_Run | _Warming] = []  # the calls under way: streams may be open beside one another
-        self._lock = FairLock()  # engine, runs and turns belong to whoever holds it
+        self._runs = Runs(self._engine, self.tokenizer, self._turns)
+        self._lock = self._runs.lock
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +75,7 @@ class LLM:
     def close(self) -> None:
         """Give up what is still running, which ends open streams; the object can't be used afterwards."""
         with self._lock:
-            for run in self._runs:
+            for run in self._runs.open:
                 run.end()
             self._engine.abort_all()
             if self.events is not None:
@@ -147,8 +147,10 @@ class LLM:
         outputs = []
         for prompt in as_prompt_list(prompts):
             text, ids = prompt_token_ids(prompt, self.tokenizer)
-            outputs.append(BeamSearchOutput(self._new_request_id(), text, ids))
-        searching = run_beam_searches(self._engine, self._step, self.tokenizer, outputs, params or BeamSearchParams())
+            outputs.append(BeamSearchOutput(self._runs.new_request_id(), text, ids))
+        searching = run_beam_searches(
+            self._engine, self._runs.step, self.tokenizer, outputs, params or BeamSearchParams()
+        )
         try:
             while (told := self._locked(lambda: next(searching, None))) is not None:
                 if progress is not None:
@@ -157,6 +159,50 @@ class LLM:
             self._locked(searching.close)
         return outputs
 
+    def embed(
+        self, prompts: object, *, dimensions: int | None = None, progress: Progress | None = None
+    ) -> list[EmbeddingOutput]:
+        """A vector of length one for each prompt: the hidden state of its last token, after the final norm.
+
+        `dimensions` keeps the first so many values, which is of use only with models trained for it.
+        """
+        readings.check_dimensions(dimensions, self._model.config.hidden_size)
+        return readings.embed(partial(self._read, progress=progress), as_prompt_list(prompts), dimensions)
+
+    def score(
+        self,
+        text_1: object,
+        text_2: object,
+        settings: RerankSettings | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> list[ScoreOutput]:
+        """How well each text of `text_2` answers `text_1`, a query: one for all, or one for each.
+
+        A prompt ends where "True" or "False" would follow, and the score is the first one's share of the probability of
+        both: one forward pass, in which instruction and query are read once for all documents of a query.
+        """
+        prompts = RerankPrompts(self.rerank_format, settings or RerankSettings(), self.tokenizer)
+        read = partial(self._read, progress=progress)
+        return readings.score(read, prompts, readings.as_pairs(text_1, text_2), self.summary.max_model_len - 1)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        settings: RerankSettings | None = None,
+        *,
+        top_n: int | None = None,
+        progress: Progress | None = None,
+    ) -> RerankOutput:
+        """The documents that answer a query best, by `score`."""
+        return readings.ranked(self.score(query, documents, settings, progress=progress), top_n)
+
+    @cached_property
+    def rerank_format(self) -> RerankFormat:
+        """How this model is asked whether a document answers a query."""
+        return choose_format(self._names, self.tokenizer, self._chat_template)
+
     def warm(self, prompt: object) -> Usage:
         """Compute and store a prompt without answering it; returns what of it was read, computed and written.
 
@@ -164,16 +210,16 @@ class LLM:
         can then hit n, or n - 1 when it is the same prompt: its last token is always computed.
         """
         ids = self._token_ids(prompt)
-        warming = _Warming(self._new_request_id())
+        warming = Warming(self._runs.new_request_id())
         with self._lock:
             self._engine.add(warming.request_id, ids, SamplingParams(max_tokens=1), prefill_only=True)
-            self._runs.append(warming)
+            self._runs.open.append(warming)
         try:
             while self._locked(lambda: self._engine.is_live(warming.request_id)):
-                self._step()
+                self._runs.step()
         finally:
             with self._lock:
-                self._runs.remove(warming)
+                self._runs.open.remove(warming)
                 self._engine.abort(warming.request_id)
         return warming.usage
 
@@ -240,18 +286,17 @@ class LLM:
         with self._lock:
             return [{"prompt_token_ids": self._turns.splice(ids)} for ids in rendered]
 
-    def _step(self) -> None:
-        """One step of all that is under way, whichever call asks for it; each call is given what is its own."""
-        with self._lock:
-            steps = self._engine.step().sequences
-            for run in self._runs:
-                run.take_in(steps)
-
     def _locked(self, act: Callable[[], ResultT]) -> ResultT:
         with self._lock:
             return act()
 
-    def _start(self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None) -> "_Run":
+    def _read(self, prompts: Sequence[object], probe: Probe, *, progress: Progress | None) -> list[RequestOutput]:
+        run = Run(self._runs, prompts, [SamplingParams(max_tokens=1)] * len(prompts), probe)
+        for _ in run.deltas(progress):
+            pass
+        return run.outputs
+
+    def _start(self, prompts: list[object], params: SamplingParams | Sequence[SamplingParams] | None) -> Run:
         if params is None or isinstance(params, SamplingParams):
             every = [params or SamplingParams()] * len(prompts)
         elif isinstance(params, Sequence) and all(isinstance(each, SamplingParams) for each in params):
@@ -260,115 +305,7 @@ class LLM:
             raise InvalidRequestError("sampling_params", f"a SamplingParams, or one a prompt ({len(prompts)})", params)
         if len(every) != len(prompts):
             raise InvalidRequestError("sampling_params", f"one, or one a prompt ({len(prompts)})", len(every))
-        return _Run(self, prompts, every)
-
-    def _new_request_id(self) -> str:
-        return f"request-{next(self._request_numbers)}"
-
-
-class _Warming:
-    """A prompt that is read and not answered."""
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.usage = Usage()
-
-    def take_in(self, steps: Sequence[SequenceStep]) -> None:
-        """Keep the newest account."""
-        for step in steps:
-            if step.request_id == self.request_id:
-                self.usage = step.usage
-
-    def end(self) -> None:
-        """Nothing to mark."""
-
-
-class _Run:
-    """The requests of one call, all checked before the first is started."""
-
-    def __init__(self, llm: LLM, prompts: list[object], params: list[SamplingParams]) -> None:
-        self._engine = llm._engine
-        self._step: Callable[[], object] = llm._step
-        self._lock, self._runs = llm._lock, llm._runs
-        self._turns = llm._turns
-        self._deltas: deque[TextDelta] = deque()  # computed, and not yet yielded
-        self._generated_tokens = 0
-        self._eos = frozenset(llm.tokenizer.eos_token_ids)
-        self._params = params
-        self.outputs: list[RequestOutput] = []
-        self._trackers: dict[str, tuple[int, GenerationTracker]] = {}
-        for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
-            text, ids = prompt_token_ids(prompt, llm.tokenizer)
-            with self._lock:
-                self._engine.check(ids, chosen)
-            output = RequestOutput(llm._new_request_id(), text, ids, [])
-            self.outputs.append(output)
-            finish = partial(self._engine.finish, output.request_id)
-            self._trackers[output.request_id] = index, GenerationTracker(output, chosen, llm.tokenizer, finish)
-
-    def deltas(self, progress: Progress | None) -> Generator[TextDelta, None, None]:
-        """Run to the end, yielding what each step added."""
-        waiting = iter(self._trackers.values())
-        with self._lock:
-            self._runs.append(self)
-        try:
-            while (deltas := self._advance(waiting)) is not None:
-                yield from deltas
-                if progress is not None:
-                    done = sum(output.finished for output in self.outputs)
-                    progress(finished=done, total=len(self.outputs), generated_tokens=self._generated_tokens)
-        finally:
-            with self._lock:
-                self._runs.remove(self)
-                for output in self.outputs:
-                    if not output.finished:
-                        self._engine.abort(output.request_id)
-
-    def _advance(self, waiting: Iterator[tuple[int, GenerationTracker]]) -> list[TextDelta] | None:
-        """What came since the last time, or comes with one step more; None at the end."""
-        with self._lock:
-            if not self._is_finished:
-                self._feed(waiting)
-                if not self._deltas:  # else another call's step has brought something
-                    self._step()
-            elif not self._deltas:
-                return None
-            deltas = list(self._deltas)
-            self._deltas.clear()
-            return deltas
-
-    def take_in(self, steps: Sequence[SequenceStep]) -> None:
-        """Keep what a step added to the requests of this call, and end those that met a stop string."""
-        for step in steps:
-            if step.request_id not in self._trackers:
-                continue
-            index, tracker = self._trackers[step.request_id]
-            self._generated_tokens += len(step.new_tokens)
-            delta = tracker.apply(step, index)
-            if delta.finish_reason is not None:
-                ended = tracker.output.outputs[delta.index]
-                self._turns.remember(tracker.output.prompt_token_ids, ended.token_ids)
-            self._deltas.append(delta)
-
-    def end(self) -> None:
-        """Mark what has not ended as aborted: nothing more will come."""
-        for output in self.outputs:
-            for continuation in output.outputs:
-                continuation.finish_reason = continuation.finish_reason or FinishReason.ABORT.value
-
-    @property
-    def _is_finished(self) -> bool:
-        return all(output.finished for output in self.outputs)
-
-    def _feed(self, waiting: Iterator[tuple[int, GenerationTracker]]) -> None:
-        # The engine's queue is bounded; the rest of a large call waits here.
-        while self._engine.has_room():
-            following = next(waiting, None)
-            if following is None:
-                return
-            index, tracker = following
-            output = tracker.output
-            self._engine.add(output.request_id, output.prompt_token_ids, self._params[index], self._eos)
+        return Run(self._runs, prompts, every)
 
 
 def _options(options: dict[str, object]) -> EngineOptions:

@@ -85,6 +85,7 @@ class LoadedModel:
     chat_template: ChatTemplate | None  # None where the model brings none
     summary: LoadSummary
     events: EventPublisher | None = None
+    names: tuple[str, ...] = ()  # what its files call the model
 
     def close(self) -> None:
         """Stop publishing events, once the engine has stopped."""
@@ -107,11 +108,12 @@ def load(path: str | Path, options: EngineOptions) -> LoadedModel:
         with open_model_files(path) as files:
             tokenizer, chat_template = load_text(files)
             engine, model, summary = load_engine(files, tokenizer, options, events)
+            names = (files.path.name, str((files.metadata or {}).get("general.name", "")))
     except BaseException:
         if events is not None:
             events.close()
         raise
-    return LoadedModel(engine, model, tokenizer, chat_template, summary, events)
+    return LoadedModel(engine, model, tokenizer, chat_template, summary, events, names)
 
 
 def make_backend(options: EngineOptions) -> Backend:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from foreword.core.probe import Reading
 from foreword.core.sequence import Usage
 
 
@@ -41,6 +42,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     usage: Usage = field(default_factory=Usage)
+    reading: Reading | None = None  # where a probe took the place of an answer
 
     @property
     def finished(self) -> bool:
@@ -73,6 +75,41 @@ class BeamSearchOutput:
     prompt_token_ids: list[int]
     sequences: list[BeamSearchSequence] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A text as a vector of length one: the hidden state of its last token, after the final norm."""
+
+    embedding: list[float]
+    prompt_token_ids: list[int]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOutput:
+    """How well a document answers a query: `p(first label) / (p(first label) + p(second label))`, 0 to 1."""
+
+    score: float
+    usage: Usage
+    is_cut: bool = False  # the document was longer than it may be
+
+
+@dataclass(frozen=True, slots=True)
+class RerankResult:
+    """One document, by its place among those given."""
+
+    index: int
+    relevance_score: float
+
+
+@dataclass(frozen=True, slots=True)
+class RerankOutput:
+    """Documents, best first (equal scores in the order given), and the account of all prompts together."""
+
+    results: list[RerankResult]
+    usage: Usage
+    cut_documents: list[int]  # those longer than they may be
 
 
 @dataclass(frozen=True, slots=True)
