@@ -8,6 +8,7 @@ from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Sequence
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.events import AllBlocksCleared, BlockStored, EventLog
+from foreword.kv_cache.explain import MissCause
 from foreword.kv_cache.manager import KVCacheManager
 
 SIZE = 8
@@ -139,7 +140,7 @@ def test_retained_prefixes_outlive_those_that_are_not() -> None:
         manager.forget(sequence)
     tokens = [TokenId(token) for token in range(16)]
 
-    assert manager.retain(b"", tokens, priority=1, lifetime=50) == 16
+    assert manager.retain(b"", tokens, priority=1, expires_at=50) == 16
     big = add_sequence(manager, 9, list(range(200, 248)))
     compute(manager, big, 48)
 
@@ -183,3 +184,31 @@ def test_events_tell_what_became_findable_and_what_ceased_to_be() -> None:
     assert [number for number, _ in taken] == [4, 5, 6]  # 2 and 3 did not fit, and it shows
     assert all(isinstance(event, AllBlocksCleared) for _, event in taken)
     assert log.take() == []
+
+
+def test_what_was_stored_of_a_prompt_that_is_begun_is_told_of_its_sequence() -> None:
+    manager = make_manager()
+    first = add_sequence(manager, 0, list(range(20)))
+    compute(manager, first, 20)
+    manager.forget(first)
+    second = add_sequence(manager, 1, [*range(10), 99, *range(11, 20)])
+
+    report = manager.explain_start(second)
+
+    assert report == manager.explain(b"", second.token_ids)
+    assert report.cause is not MissCause.NONE
+    assert manager.match(second).num_tokens == report.matched_tokens > 0
+
+
+def test_a_block_that_two_pins_hold_is_counted_once() -> None:
+    manager = make_manager()
+    sequence = add_sequence(manager, 0, list(range(20)))
+    compute(manager, sequence, 20)
+    manager.forget(sequence)
+    pins = [manager.pin(b"", sequence.token_ids), manager.pin(b"", sequence.token_ids)]
+
+    assert manager.num_pinned_blocks == manager.pool.num_held == 2
+    for pin in pins:
+        assert pin is not None
+        manager.unpin(pin)
+    assert manager.num_pinned_blocks == 0

@@ -4,14 +4,16 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from foreword.cli.asking import KeyOption, UrlOption, as_list, ask
 from foreword.cli.console import err_console, human_bytes, one_line, out_console, write_json
 from foreword.cli.options import JsonFlag, ModelOptions, grouped
 from foreword.cli.session import find_model, kv_decision
 from foreword.core.errors import ForewordError
+from foreword.core.finding import Finding, Status
 from foreword.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -19,31 +21,28 @@ if TYPE_CHECKING:
 
     from foreword.llm import LLM
 
-Status = Literal["ok", "warn", "fix"]
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fix": "bold red"}
 _PROBE = (5, 11, 3)  # token ids every vocabulary has
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report; `cure` says what to do where there is something to do."""
-
-    check: str
-    status: Status
-    detail: str
-    cure: str | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """How the report is shown."""
+    """What is examined, and how the report is shown."""
 
+    url: UrlOption = None
+    key: KeyOption = None
     json: JsonFlag = False
 
 
 @grouped
 def doctor(*, shown: DoctorOptions, model: ModelOptions) -> None:
-    """Check kernels, threads, memory, model and cache. Exit code 1 when something needs fixing."""
+    """Check kernels, threads, memory, model and cache, or with --url a running server (an operator's key is needed).
+
+    Exit code 1 when something needs fixing.
+    """
+    if shown.url is not None:
+        _examine_server(shown.url, shown)
+        return
     findings = []
     for finding in examine(model):
         findings.append(finding)
@@ -53,6 +52,27 @@ def doctor(*, shown: DoctorOptions, model: ModelOptions) -> None:
         write_json({"ok": all(f.status != "fix" for f in findings), "checks": [asdict(f) for f in findings]})
     if any(finding.status == "fix" for finding in findings):
         raise typer.Exit(1)
+
+
+def _examine_server(url: str, shown: DoctorOptions) -> None:
+    report = ask(url, "/doctor", shown.key)
+    findings = [_read_finding(url, entry) for entry in as_list(url, report.get("checks"))]
+    if shown.json:
+        write_json(report)
+    else:
+        for finding in findings:
+            _print(finding)
+    if any(finding.status == "fix" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _read_finding(url: str, entry: Any) -> Finding:
+    """A server's line, which need not be ours: made safe to print."""
+    fields = [entry.get(name) if isinstance(entry, dict) else None for name in ("check", "status", "detail", "cure")]
+    check, status, detail, cure = (one_line(field) if isinstance(field, str) else None for field in fields)
+    if check is None or detail is None or status not in _STYLES:
+        raise ForewordError(f"{url}: not a report of foreword's")
+    return Finding(check, status, detail, cure)
 
 
 def examine(model: ModelOptions) -> Iterator[Finding]:
@@ -113,12 +133,14 @@ def _threads(model: ModelOptions) -> Finding:
 
 
 def _model(model: ModelOptions) -> Iterator[Finding]:
+    from foreword.llm.findings import cache_findings
+
     try:
         path = find_model(model.model)
         yield _formats(path)
         with _loaded(model, path) as llm:
             yield _memory(llm)
-            yield from _cache(llm, model)
+            yield from cache_findings(llm.summary)
             yield _answers(llm)
     except ForewordError as error:
         message, _, cure = str(error).partition("; run: ")
@@ -164,21 +186,6 @@ def _memory(llm: "LLM") -> Finding:
         )
         return Finding("memory", "warn", detail, cure)
     return Finding("memory", "ok", detail)
-
-
-def _cache(llm: "LLM", model: ModelOptions) -> Iterator[Finding]:
-    summary = llm.summary
-    if summary.kv_cache:
-        yield Finding("KV cache", "ok", f"on, {summary.kv_dtype}")
-    else:
-        yield Finding("KV cache", "warn", "off: each step computes every token again", "leave out --kv-cache off")
-    blocks = f"{summary.num_blocks:,} blocks of {summary.block_size} tokens"
-    detail = f"on, {blocks}, {summary.kv_bytes_per_token:,} bytes a token"
-    yield Finding("paging", "ok", detail)
-    if summary.prefix_cache == "none":
-        yield Finding("prefix cache", "warn", "off: every prompt is read whole", "--prefix-cache radix")
-    else:
-        yield Finding("prefix cache", "ok", summary.prefix_cache)
 
 
 def _answers(llm: "LLM") -> Finding:

@@ -1,6 +1,7 @@
 """Ties scheduler and runner together, one step at a time. Never sees a string of text."""
 
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
@@ -9,10 +10,11 @@ from foreword.core.errors import InvalidRequestError, InvariantError
 from foreword.core.outputs import SamplingRow, SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
 from foreword.core.probe import Probe, Reading
 from foreword.core.sampling_params import MAX_N, SEED_BITS, BeamSearchParams, SamplingParams
-from foreword.core.sequence import FinishReason, Lease, Request, Sequence, SequenceStatus
+from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.engine.beam_search import BeamGroup, BeamSearches
 from foreword.engine.metrics import EngineStats
+from foreword.engine.traffic import Traffic
 from foreword.kv_cache.events import CacheEvent, EventLog
 from foreword.kv_cache.explain import MissReport
 from foreword.kv_cache.manager import KVCacheManager
@@ -26,8 +28,7 @@ class Engine:
 
     `draw_seed` gives the seed of a request that names none; it is the only source of randomness. `publish_events` is
     given what became findable and what ceased to be, numbered, after whatever changed it; without it nothing is kept.
-    The hashes it tells of start from `root`, the identity of weights, tokenizer and settings. `clock` tells
-    milliseconds, by which lifetimes of prefixes end; without it time is counted in steps.
+    The hashes it tells of start from `root`, the identity of weights, tokenizer and settings.
     One thread uses an engine at a time.
     """
 
@@ -40,7 +41,6 @@ class Engine:
         draw_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
         publish_events: Callable[[list[tuple[int, CacheEvent]]], None] | None = None,
         root: bytes = b"",
-        clock: Callable[[], int] | None = None,
     ) -> None:
         self._runner = runner
         self._publish_events = publish_events
@@ -50,11 +50,10 @@ class Engine:
         self._draw_seed = draw_seed
         self._sequences: dict[SequenceId, Sequence] = {}
         self._requests: dict[RequestId, Request] = {}
+        self.traffic = Traffic()
         self._beam_searches = BeamSearches(self._scheduler, self._sequences, self._new_sequence_id)
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs | None]] = {}
         self._next_sequence_id = 0
-        self._num_steps = 0
-        self._clock = clock
         self._now = 0
         self._failed: tuple[RequestId, ...] = ()
         self._known_free = self._manager.pool.free_blocks() if cache.debug else frozenset()
@@ -105,13 +104,12 @@ class Engine:
         tenant: bytes = b"",
         prefill_only: bool = False,
         probe: Probe | None = None,
-        leases: tuple[Lease, ...] = (),
     ) -> None:
         """Queue a request.
 
         It shares prefixes within `namespace` only, what it stores counts towards the pool share of `tenant`, and with
         `prefill_only` its prompt is computed and stored but nothing is drawn; so too with a `probe`, whose reading
-        comes with the last record. `leases` keep beginnings of it longer.
+        comes with the last record.
 
         Raises:
             InvalidRequestError: the prompt is empty, too long or holds ids outside the vocabulary; the id is in use.
@@ -121,7 +119,6 @@ class Engine:
         eos = frozenset(TokenId(t) for t in eos_token_ids)
         request = self._request(RequestId(request_id), prompt_token_ids, params, eos)
         request.namespace, request.tenant, request.prefill_only = namespace, tenant, prefill_only
-        request.leases = leases
         if probe is not None:
             self._check_ids("probe", probe.token_ids)
             request.probe, request.prefill_only = probe, True
@@ -172,14 +169,15 @@ class Engine:
             InvariantError: requests wait but none can compute anything (a bug, told instead of hanging).
             Whatever the runner raises: the step's sequences then wait again, with nothing of it kept.
         """
-        self._num_steps += 1
-        self._now = self._num_steps if self._clock is None else max(self._now, self._clock())
+        self._now += 1
         self._failed = ()
         output = self._scheduler.schedule(self._now)
         if output is None:
             if self._scheduler.has_unfinished:
                 raise InvariantError("requests wait, but none of them can compute anything")
-            return StepResult(self._num_steps, 0, ())
+            return StepResult(self._now, 0, ())
+        self._note_starts(output)
+        started = time.perf_counter()
         try:
             result = self._runner.execute(
                 output, self._sampling_rows(output), self._prompt_rows(output), self._probes(output)
@@ -188,6 +186,7 @@ class Engine:
             self._failed = tuple({self._sequences[s.sequence_id].request_id: None for s in output.sequences})
             self._scheduler.discard(output)
             raise
+        self.traffic.stepped(output.num_tokens, time.perf_counter() - started)
         for s in output.sequences:
             found = result.prompt_logprobs.get(s.sequence_id)
             if found is not None:
@@ -200,7 +199,7 @@ class Engine:
         for request_id in self._beam_searches.take_in(output, result.sampled):
             self._forget_finished(request_id)
         self._settle()
-        return StepResult(self._num_steps, output.num_tokens, tuple(steps))
+        return StepResult(self._now, output.num_tokens, tuple(steps))
 
     def query_cache(self, namespace: bytes, token_ids: list[TokenId]) -> int:
         """Tokens of a prompt that would be read from the cache now. Changes nothing."""
@@ -252,6 +251,15 @@ class Engine:
             evicted_blocks=cache.evicted_blocks,
             deduplicated_blocks=cache.deduplicated_blocks,
         )
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most sequences that take part in a step."""
+        return self._scheduler.config.max_num_seqs
+
+    def leaked_blocks(self) -> int:
+        """Blocks still held although nothing waits or runs and no pin holds them: 0, or a bug."""
+        return 0 if self.has_unfinished else self._manager.pool.num_held - self._manager.num_pinned_blocks
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless all bookkeeping adds up. Cost: O(everything)."""
@@ -312,6 +320,14 @@ class Engine:
         vocab_size = self._runner.vocab_size
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise InvalidRequestError(field, f"token ids from 0 to {vocab_size - 1}", (min(ids), max(ids)))
+
+    def _note_starts(self, output: SchedulerOutput) -> None:
+        """Note what of each prompt that is begun was stored: after admission, before this step stores anything."""
+        for s in output.sequences:
+            sequence = self._sequences[s.sequence_id]
+            is_begun = sequence.index > 0 or sequence.num_preemptions or sequence.usage.computed_tokens
+            if not is_begun and sequence.prompt_len > 1:
+                self.traffic.started(sequence.prompt_len, self._manager.explain_start(sequence))
 
     def _sampling_rows(self, output: SchedulerOutput) -> dict[SequenceId, SamplingRow]:
         return {

@@ -108,12 +108,8 @@ class PrefixCache(Protocol):
         """A holder of the first `num_tokens` tokens of `path` has let go of its blocks."""
         ...
 
-    def advance(self, now: int) -> None:
-        """It is `now`: lifetimes that have passed end."""
-        ...
-
-    def retain(self, path: TokenPath, num_tokens: int, priority: int, lifetime: int) -> int:
-        """Keep a stored prefix before those of lower priority, for `lifetime` from now and from each use of it.
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
+        """Keep a stored prefix before those of lower priority until logical time `expires_at`.
 
         Soft: within a budget of blocks, and never against a holder. Returns how many leading tokens are kept.
         """
@@ -153,10 +149,7 @@ class NoPrefixCache:
     def released(self, path: TokenPath, num_tokens: int) -> None:
         """Nothing to do."""
 
-    def advance(self, now: int) -> None:
-        """Nothing has a lifetime."""
-
-    def retain(self, path: TokenPath, num_tokens: int, priority: int, lifetime: int) -> int:
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
         """Nothing is kept."""
         return 0
 

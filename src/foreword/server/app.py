@@ -12,6 +12,7 @@ from starlette.routing import Route
 from foreword.core.errors import ForewordError
 from foreword.server.anthropic.messages import message_routes
 from foreword.server.cache_routes import cache_routes
+from foreword.server.doctor_routes import doctor_routes
 from foreword.server.errors import ApiError, as_api_error, error_response
 from foreword.server.gate import Gate
 from foreword.server.openai.chat import chat_routes
@@ -30,6 +31,7 @@ def all_routes(service: Service) -> list[Route]:
         *message_routes(service),
         *text_routes(service),
         *cache_routes(service),
+        *doctor_routes(service),
     ]
 
 

@@ -20,7 +20,8 @@ from foreword.server.service import Service
 from foreword.server.tenants import Tenant
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-OPERATOR_PATHS = frozenset({"/metrics", "/cache/stats", "/cache/reset"})
+OPERATOR_PATHS = frozenset({"/metrics", "/cache/stats", "/cache/reset", "/doctor"})
+OPEN_WITHOUT_KEYS = frozenset({"/metrics"})  # of the operator's: a server without keys has no operator
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -77,7 +78,7 @@ class Gate:
     def _admit(self, path: str, headers: Headers) -> Tenant | None:
         keys = self._service.keys
         if keys.is_open:
-            if path.startswith("/cache/") and path in OPERATOR_PATHS:
+            if path in OPERATOR_PATHS - OPEN_WITHOUT_KEYS:
                 raise ApiError(403, "operator routes need a server with keys (--api-keys)", None, "operator_only")
             tenant: Tenant | None = keys.local
         else:

@@ -26,6 +26,7 @@ class Metrics:
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model
+        self.num_ended = 0  # requests that ran
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, ("model_name", *labels), registry=self._registry)
@@ -93,6 +94,8 @@ class Metrics:
         if Reuse(total.outcome).is_reused:
             self._saved.labels(self._model, "prompt").inc(total.prompt)
             self._saved.labels(self._model, "generation").inc(total.completion)
+        else:
+            self.num_ended += 1
         self._written.inc(total.written)
         self._prompt.observe(total.prompt)
         self._generated.observe(total.completion)

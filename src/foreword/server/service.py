@@ -12,14 +12,12 @@ from typing import Any, TypeVar
 import foreword
 from foreword.core.errors import InvalidRequestError, QueueFullError
 from foreword.core.sampling_params import SamplingParams
-from foreword.core.sequence import Lease
 from foreword.engine.async_engine import AsyncEngine, EngineRequest
 from foreword.llm.loading import LoadedModel
 from foreword.llm.outputs import RequestOutput
 from foreword.llm.prompts import prompt_token_ids
 from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
-from foreword.server.cache_policy.plan import AS_COUNTED, CachePlan
 from foreword.server.context import Asker
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
@@ -43,8 +41,6 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
-    leases: tuple[Lease, ...] = ()
-    plan: CachePlan = AS_COUNTED
 
 
 class Service:
@@ -230,8 +226,7 @@ class Service:
             if isinstance(error, QueueFullError):
                 self.metrics.refused("queue_full")
             raise
-        plans = [prompt.plan for prompt in prompts]
-        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse)
+        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, reuse)
 
     def _start(
         self,
@@ -251,19 +246,11 @@ class Service:
             self.loaded.engine,
             lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
         )
-        requests = [
-            self._request(output, params, asker, prefill_only, prompt.leases)
-            for output, prompt in zip(outputs, prompts, strict=True)
-        ]
+        requests = [self._request(output, params, asker, prefill_only) for output in outputs]
         return Started(outputs, self.engine.submit(requests, receiver))
 
     def _request(
-        self,
-        output: RequestOutput,
-        params: SamplingParams,
-        asker: Asker,
-        prefill_only: bool,
-        leases: tuple[Lease, ...],
+        self, output: RequestOutput, params: SamplingParams, asker: Asker, prefill_only: bool
     ) -> EngineRequest:
         return EngineRequest(
             request_id=output.request_id,
@@ -273,7 +260,6 @@ class Service:
             namespace=asker.namespace,
             tenant=asker.tenant.domain,
             prefill_only=prefill_only,
-            leases=leases,
         )
 
     def _checked(self, prompts: Sequence[Prompt], params: SamplingParams) -> Sequence[Prompt]:
