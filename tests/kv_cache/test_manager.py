@@ -140,7 +140,7 @@ def test_retained_prefixes_outlive_those_that_are_not() -> None:
         manager.forget(sequence)
     tokens = [TokenId(token) for token in range(16)]
 
-    assert manager.retain(b"", tokens, priority=1, expires_at=50) == 16
+    assert manager.retain(b"", tokens, priority=1, lifetime=50) == 16
     big = add_sequence(manager, 9, list(range(200, 248)))
     compute(manager, big, 48)
 

@@ -130,11 +130,11 @@ def test_a_hint_keeps_a_prefix_until_its_end_and_within_its_budget(kind: PrefixC
     assert index.cache.retain(index.path(0, 1), SIZE, 1, 50) == SIZE  # neither weaker nor shorter than before
     assert index.cache.retain(index.path(1, 1), SIZE, 5, 100) == SIZE
     assert index.cache.retain(index.path(2, 1), SIZE, 5, 100) == 0  # the budget is two blocks
-    assert index.cache.retain(index.path(2, 1), SIZE, 5, index.now) == 0  # over before it began
+    assert index.cache.retain(index.path(2, 1), SIZE, 5, 0) == 0  # over before it began
     index.cache.evict(2)
     assert index.stored(range(4)) == [0, 1]
 
-    index.now = 100
+    index.now = 104  # asked for at time 4
     index.store(4)
     index.cache.evict(1)
     assert index.stored(range(5)) == [1, 4]
@@ -156,7 +156,7 @@ def test_a_hint_goes_with_both_parts_of_a_run_that_is_split() -> None:
     index.store(7, num_blocks=6)
 
     assert index.cache.match(index.path(0, 4), 4 * SIZE).num_tokens == 4 * SIZE
-    index.now = 100  # the hints end, also that of the upper part, which is no candidate while the lower one is there
+    index.now = 110  # the hints end, also that of the upper part, which is no candidate while the lower one is there
     index.store(8, num_blocks=3)
     index.cache.evict(1)
     index.store(8, num_blocks=9)
@@ -285,6 +285,7 @@ def test_no_cache_finds_keeps_and_evicts_nothing() -> None:
     assert cache.retain(path, 1, 1, 1) == 0
     assert cache.evict(1) == 0
     cache.touch(path, 1, 1)
+    cache.advance(1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.outputs import SchedulerOutput, SequenceStep
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
-from foreword.core.sequence import FinishReason, Request, Sequence
+from foreword.core.sequence import FinishReason, Lease, Request, Sequence
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.events import EventLog
 from foreword.kv_cache.manager import KVCacheManager
@@ -70,6 +70,7 @@ class SimulatedEngine:
         probe: Probe | None = None,
         branches: bool = False,
         eos: SequenceABC[int] = (),
+        leases: tuple[Lease, ...] = (),
         **params: object,
     ) -> Request:
         """Queue a request of `prompt` and return it."""
@@ -84,7 +85,7 @@ class SimulatedEngine:
             prefill_only=prefill_only,
             eos_token_ids=frozenset(TokenId(token) for token in eos),
         )
-        request.branches, request.probe = branches, probe
+        request.branches, request.probe, request.leases = branches, probe, leases
         self.scheduler.add(request)
         self._next_id += len(request.sequences)
         self.requests[request.request_id] = request

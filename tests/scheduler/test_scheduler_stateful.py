@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import CapacityError, QueueFullError
 from foreword.core.outputs import SchedulerOutput
-from foreword.core.sequence import FinishReason, Request, Sequence
+from foreword.core.sequence import FinishReason, Lease, Request, Sequence
 from tests.oracles.engine import SimulatedEngine
 from tests.oracles.simulated_model import sequential_generate
 
@@ -58,11 +58,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
         tenant=st.sampled_from([b"a", b"b"]),
         prompt_logprobs=st.sampled_from([None, None, None, 0]),
+        leases=st.lists(st.builds(Lease, st.integers(1, 50), st.integers(1, 60), st.integers(1, 2)), max_size=2),
     )
     def add(
-        self, head: int, tail: list[int], n: int, max_tokens: int, tenant: bytes, prompt_logprobs: int | None
+        self,
+        head: int,
+        tail: list[int],
+        n: int,
+        max_tokens: int,
+        tenant: bytes,
+        prompt_logprobs: int | None,
+        leases: list[Lease],
     ) -> None:
-        self.queue(head, tail, n=n, max_tokens=max_tokens, namespace=tenant, prompt_logprobs=prompt_logprobs)
+        settings = {"max_tokens": max_tokens, "namespace": tenant, "prompt_logprobs": prompt_logprobs}
+        self.queue(head, tail, n=n, leases=tuple(leases), **settings)
 
     @rule(
         head=st.integers(0, 30),

@@ -93,7 +93,7 @@ def test_low_hit_rates_come_with_what_to_do(keyed: Keyed, changed_at: list[int],
         changed_at=changed_at,
         prefill_tok_s=None,
     )
-    changed = type(snapshot)(snapshot.stats, traffic, None, 0)
+    changed = type(snapshot)(snapshot.stats, traffic, None)
 
     findings = {finding.check: finding for finding in findings_of(keyed.live.service, changed)}
 

@@ -77,6 +77,19 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Wish to keep a prompt's first `num_tokens` tokens, once stored, for `lifetime` from each use.
+
+    Softly: within a share of the pool, before what nobody leases. A lifetime has the unit of the engine's clock:
+    milliseconds, or steps where it has none.
+    """
+
+    num_tokens: int
+    lifetime: int
+    priority: int = 1
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """What a client asked: one prompt, `params.n` sequences to begin with."""
@@ -91,4 +104,5 @@ class Request:
     probe: Probe | None = None  # what to read at the prompt's end; with `prefill_only`
     branches: bool = False  # tokens are chosen above, by comparing its sequences (see `Scheduler.branch`)
     arrival: int = 0  # logical time
+    leases: tuple[Lease, ...] = ()
     sequences: list[Sequence] = field(default_factory=list)

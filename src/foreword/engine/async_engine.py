@@ -24,6 +24,7 @@ from foreword.core.errors import InvariantError, QueueTimeoutError, StepFailedEr
 from foreword.core.outputs import SequenceStep, StepResult
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
+from foreword.core.sequence import Lease
 from foreword.engine.engine import Engine
 from foreword.engine.engine_stream import EngineStream
 from foreword.engine.metrics import EngineStats
@@ -47,6 +48,7 @@ class EngineRequest:
     tenant: bytes = b""
     prefill_only: bool = False
     probe: Probe | None = None
+    leases: tuple[Lease, ...] = ()
 
 
 class AsyncEngine:
@@ -242,6 +244,7 @@ class AsyncEngine:
                     tenant=request.tenant,
                     prefill_only=request.prefill_only,
                     probe=request.probe,
+                    leases=request.leases,
                 )
                 self._by_request[request.request_id] = stream
                 self._deadlines.append((self._clock() + self._queue_timeout_s, request.request_id))

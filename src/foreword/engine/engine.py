@@ -10,7 +10,7 @@ from foreword.core.errors import InvalidRequestError, InvariantError
 from foreword.core.outputs import SamplingRow, SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
 from foreword.core.probe import Probe, Reading
 from foreword.core.sampling_params import MAX_N, SEED_BITS, BeamSearchParams, SamplingParams
-from foreword.core.sequence import FinishReason, Request, Sequence, SequenceStatus
+from foreword.core.sequence import FinishReason, Lease, Request, Sequence, SequenceStatus
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.engine.beam_search import BeamGroup, BeamSearches
 from foreword.engine.metrics import EngineStats
@@ -28,7 +28,8 @@ class Engine:
 
     `draw_seed` gives the seed of a request that names none; it is the only source of randomness. `publish_events` is
     given what became findable and what ceased to be, numbered, after whatever changed it; without it nothing is kept.
-    The hashes it tells of start from `root`, the identity of weights, tokenizer and settings.
+    The hashes it tells of start from `root`, the identity of weights, tokenizer and settings. `clock` tells
+    milliseconds, by which lifetimes of prefixes end; without it time is counted in steps.
     One thread uses an engine at a time.
     """
 
@@ -41,6 +42,7 @@ class Engine:
         draw_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
         publish_events: Callable[[list[tuple[int, CacheEvent]]], None] | None = None,
         root: bytes = b"",
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self._runner = runner
         self._publish_events = publish_events
@@ -54,6 +56,8 @@ class Engine:
         self._beam_searches = BeamSearches(self._scheduler, self._sequences, self._new_sequence_id)
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs | None]] = {}
         self._next_sequence_id = 0
+        self._num_steps = 0
+        self._clock = clock
         self._now = 0
         self._failed: tuple[RequestId, ...] = ()
         self._known_free = self._manager.pool.free_blocks() if cache.debug else frozenset()
@@ -104,12 +108,13 @@ class Engine:
         tenant: bytes = b"",
         prefill_only: bool = False,
         probe: Probe | None = None,
+        leases: tuple[Lease, ...] = (),
     ) -> None:
         """Queue a request.
 
         It shares prefixes within `namespace` only, what it stores counts towards the pool share of `tenant`, and with
         `prefill_only` its prompt is computed and stored but nothing is drawn; so too with a `probe`, whose reading
-        comes with the last record.
+        comes with the last record. `leases` keep beginnings of it longer.
 
         Raises:
             InvalidRequestError: the prompt is empty, too long or holds ids outside the vocabulary; the id is in use.
@@ -119,6 +124,7 @@ class Engine:
         eos = frozenset(TokenId(t) for t in eos_token_ids)
         request = self._request(RequestId(request_id), prompt_token_ids, params, eos)
         request.namespace, request.tenant, request.prefill_only = namespace, tenant, prefill_only
+        request.leases = leases
         if probe is not None:
             self._check_ids("probe", probe.token_ids)
             request.probe, request.prefill_only = probe, True
@@ -169,13 +175,14 @@ class Engine:
             InvariantError: requests wait but none can compute anything (a bug, told instead of hanging).
             Whatever the runner raises: the step's sequences then wait again, with nothing of it kept.
         """
-        self._now += 1
+        self._num_steps += 1
+        self._now = self._num_steps if self._clock is None else max(self._now, self._clock())
         self._failed = ()
         output = self._scheduler.schedule(self._now)
         if output is None:
             if self._scheduler.has_unfinished:
                 raise InvariantError("requests wait, but none of them can compute anything")
-            return StepResult(self._now, 0, ())
+            return StepResult(self._num_steps, 0, ())
         self._note_starts(output)
         started = time.perf_counter()
         try:
@@ -199,7 +206,7 @@ class Engine:
         for request_id in self._beam_searches.take_in(output, result.sampled):
             self._forget_finished(request_id)
         self._settle()
-        return StepResult(self._now, output.num_tokens, tuple(steps))
+        return StepResult(self._num_steps, output.num_tokens, tuple(steps))
 
     def query_cache(self, namespace: bytes, token_ids: list[TokenId]) -> int:
         """Tokens of a prompt that would be read from the cache now. Changes nothing."""
@@ -250,16 +257,9 @@ class Engine:
             copied_blocks=cache.copied_blocks,
             evicted_blocks=cache.evicted_blocks,
             deduplicated_blocks=cache.deduplicated_blocks,
+            pinned_blocks=self._manager.num_pinned_blocks,
+            max_num_seqs=self._scheduler.config.max_num_seqs,
         )
-
-    @property
-    def max_num_seqs(self) -> int:
-        """Most sequences that take part in a step."""
-        return self._scheduler.config.max_num_seqs
-
-    def leaked_blocks(self) -> int:
-        """Blocks still held although nothing waits or runs and no pin holds them: 0, or a bug."""
-        return 0 if self.has_unfinished else self._manager.pool.num_held - self._manager.num_pinned_blocks
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless all bookkeeping adds up. Cost: O(everything)."""

@@ -27,3 +27,5 @@ class EngineStats:
     copied_blocks: int
     evicted_blocks: int
     deduplicated_blocks: int
+    pinned_blocks: int  # held, though no sequence needs them
+    max_num_seqs: int  # most sequences that may run at once

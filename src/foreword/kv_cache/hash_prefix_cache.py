@@ -85,14 +85,14 @@ class HashPrefixCache:
 
     def touch(self, path: TokenPath, num_tokens: int, now: int) -> None:
         """Raise the worth of every block of the match. Cost: O(blocks)."""
-        self._retention.now = now
+        self._retention.advance(now)
         for entry in reversed(self._walk(path, num_tokens)):
             self._stats.reuse_gap.add(now - entry.used_at)
             self._retention.used(entry)
 
     def insert(self, path: TokenPath, num_tokens: int, blocks: "array[int]", now: int) -> Insertion:
         """Store the whole blocks of a prefix; a rest that fills no block stays unknown."""
-        self._retention.now = now
+        self._retention.advance(now)
         found = self._walk(path, num_tokens)
         replaced = tuple(
             (index, BlockId(entry.block)) for index, entry in enumerate(found) if entry.block != blocks[index]
@@ -109,11 +109,15 @@ class HashPrefixCache:
         if found:
             self._retention.offer(found[-1])
 
-    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
-        """Keep stored blocks before others until `expires_at`; returns how many leading tokens the budget allows."""
+    def advance(self, now: int) -> None:
+        """Lifetimes that have passed end."""
+        self._retention.advance(now)
+
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, lifetime: int) -> int:
+        """Keep stored blocks before others; returns how many leading tokens the budget allows."""
         kept = 0
         for entry in self._walk(path, num_tokens):
-            if not self._retention.hint(entry, priority, expires_at):
+            if not self._retention.hint(entry, priority, lifetime):
                 break
             kept += self._block_size
         return kept
@@ -167,6 +171,7 @@ class HashPrefixCache:
                 raise InvariantError(f"block {entry.block} is stored under a hash not its own")
         if any(entry.num_children != children[key] for key, entry in self._entries.items()):
             raise InvariantError("a stored block counts its children wrong")
+        self._retention.check_invariants(self._entries.values())
         if sorted(entry.block for entry in self._entries.values()) != list(self._pool.findable_blocks()):
             raise InvariantError("the index and the pool disagree on what is findable")
 
@@ -228,12 +233,13 @@ class HashPrefixCache:
 
     def _evict(self, entry: HashedBlock) -> None:
         key = entry.hash[: self._num_hash_bytes]
+        cause = MissCause.EXPIRED if entry.expires_at and not entry.priority else MissCause.EVICTED
         del self._entries[key]
         self._pool.withdraw(entry.block)
         self._retention.dropped(entry, 1)
         self._retention.removed(entry)
         self._stats.lifetime.add(self._retention.now - entry.stored_at)
-        self._departed[key] = MissCause.EXPIRED if entry.expires_at and not entry.priority else MissCause.EVICTED
+        self._departed[key] = cause
         if len(self._departed) > MAX_DEPARTED:
             self._departed.popitem(last=False)
         if entry.parent is not None:

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from foreword.core.config import CacheConfig
 from foreword.core.errors import InvariantError
 from foreword.core.outputs import BlockCopy
-from foreword.core.sequence import Sequence
+from foreword.core.sequence import Lease, Sequence
 from foreword.core.types import BlockId, SequenceId, TokenId
 from foreword.kv_cache.block_pool import BlockPool
 from foreword.kv_cache.block_table import BlockTable
 from foreword.kv_cache.events import EventLog
 from foreword.kv_cache.explain import MissReport
 from foreword.kv_cache.hash_prefix_cache import HashPrefixCache
+from foreword.kv_cache.leases import Leases
 from foreword.kv_cache.prefix_cache import NoPrefixCache, PrefixCache, PrefixMatch, TokenPath
 from foreword.kv_cache.radix_prefix_cache import RadixPrefixCache
 from foreword.kv_cache.stats import CacheStats
@@ -81,6 +82,7 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks)
         self.stats = CacheStats()
         self.prefix_cache = make_prefix_cache(config, self.pool, self.stats, events)
+        self._leases = Leases(self.prefix_cache)
         self._paths: dict[SequenceId, TokenPath] = {}
         self._holdings: dict[SequenceId, _Holding] = {}
         self._copy_sources: list[BlockId] = []
@@ -90,6 +92,7 @@ class KVCacheManager:
     def begin_step(self, now: int) -> None:
         """Start planning a step at logical time `now`; copies of a plan that came to nothing are forgotten."""
         self._now = max(self._now, now)
+        self.prefix_cache.advance(self._now)
         self.end_step()
 
     def end_step(self) -> None:
@@ -97,11 +100,15 @@ class KVCacheManager:
         self.pool.release(self._copy_sources)
         self._copy_sources.clear()
 
-    def register(self, sequence: Sequence, namespace: bytes, tenant: bytes = b"") -> None:
+    def register(
+        self, sequence: Sequence, namespace: bytes, tenant: bytes = b"", leases: tuple[Lease, ...] = ()
+    ) -> None:
         """Make a sequence known; it shares prefixes within `namespace` only. Cost: O(its tokens), once.
 
-        What it stores counts towards the share of `tenant`, which may own several namespaces.
+        What it stores counts towards the share of `tenant`, which may own several namespaces. `leases` begin when
+        what they cover is stored or found.
         """
+        self._leases.ask(sequence.sequence_id, leases)
         path = TokenPath(namespace, tenant, root=self._root)
         path.extend(sequence.token_ids)
         self._paths[sequence.sequence_id] = path
@@ -109,6 +116,7 @@ class KVCacheManager:
     def forget(self, sequence: Sequence) -> None:
         """Take back all a sequence holds and forget it."""
         self.free(sequence)
+        self._leases.forget(sequence.sequence_id)
         del self._paths[sequence.sequence_id]
 
     def match(self, sequence: Sequence) -> PrefixMatch:
@@ -243,13 +251,13 @@ class KVCacheManager:
         """Blocks that pins hold."""
         return len({block for pin in self._pins.values() for block in pin})
 
-    def retain(self, namespace: bytes, token_ids: list[TokenId], priority: int, expires_at: int) -> int:
-        """Keep a stored prefix before those of lower priority, until logical time `expires_at`.
+    def retain(self, namespace: bytes, token_ids: list[TokenId], priority: int, lifetime: int) -> int:
+        """Keep a stored prefix before those of lower priority, for `lifetime` from now and from each use.
 
         Soft: within `hint_share` of the pool. Returns how many leading tokens are kept.
         """
         path = self._loose_path(namespace, token_ids)
-        return self.prefix_cache.retain(path, len(token_ids), priority, expires_at)
+        return self.prefix_cache.retain(path, len(token_ids), priority, lifetime)
 
     def pin(self, namespace: bytes, token_ids: list[TokenId]) -> TokenPath | None:
         """Hold the whole blocks of a stored prefix until `unpin`.
@@ -325,6 +333,7 @@ class KVCacheManager:
             return None
         if match.num_tokens:
             self.prefix_cache.touch(path, match.num_tokens, self._now)
+            self._leases.begin(sequence.sequence_id, path, match.num_tokens)
         self.stats.num_queries += 1
         self.stats.queried_tokens += sequence.num_tokens - 1
         self.stats.hit_tokens += match.num_tokens
@@ -368,6 +377,7 @@ class KVCacheManager:
         self.stats.deduplicated_blocks += len(insertion.replaced)
         self.stats.inserted_tokens += insertion.num_stored - insertion.num_known
         holding.num_committed = num_tokens
+        self._leases.begin(sequence.sequence_id, holding.path, num_tokens)
         return max(0, min(insertion.num_stored, sequence.prompt_len) - insertion.num_known)
 
     def _commit_limit(self, sequence: Sequence) -> int:

@@ -108,8 +108,12 @@ class PrefixCache(Protocol):
         """A holder of the first `num_tokens` tokens of `path` has let go of its blocks."""
         ...
 
-    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
-        """Keep a stored prefix before those of lower priority until logical time `expires_at`.
+    def advance(self, now: int) -> None:
+        """It is `now`: lifetimes that have passed end."""
+        ...
+
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, lifetime: int) -> int:
+        """Keep a stored prefix before those of lower priority, for `lifetime` from now and from each use of it.
 
         Soft: within a budget of blocks, and never against a holder. Returns how many leading tokens are kept.
         """
@@ -149,7 +153,10 @@ class NoPrefixCache:
     def released(self, path: TokenPath, num_tokens: int) -> None:
         """Nothing to do."""
 
-    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
+    def advance(self, now: int) -> None:
+        """Nothing has a lifetime."""
+
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, lifetime: int) -> int:
         """Nothing is kept."""
         return 0
 

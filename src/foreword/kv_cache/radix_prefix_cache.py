@@ -63,19 +63,16 @@ class RadixPrefixCache:
 
     def touch(self, path: TokenPath, num_tokens: int, now: int) -> None:
         """Raise the worth of what the match used, to the end of its last block; a longer run is split there."""
-        self._retention.now = now
-        nodes, _ = self._walk(path, num_tokens)
-        last = nodes[-1]
-        end = -(-num_tokens // self._block_size) * self._block_size
-        if end < last.num_tokens:
-            nodes[-1] = self._split(last, end)
+        self._retention.advance(now)
+        nodes, depth = self._walk(path, num_tokens)
+        self._end_at_block(nodes, depth)
         for node in reversed(nodes):  # so that ancestors stay the more recently used
             self._stats.reuse_gap.add(now - node.used_at, node.num_blocks)
             self._retention.used(node)
 
     def insert(self, path: TokenPath, num_tokens: int, blocks: "array[int]", now: int) -> Insertion:
         """Store a prefix. Cost: O(blocks newly stored), and the walk to them."""
-        self._retention.now = now
+        self._retention.advance(now)
         nodes, depth = self._walk(path, num_tokens)
         replaced = self._replacements(nodes, depth, blocks)
         if depth < num_tokens:
@@ -88,12 +85,17 @@ class RadixPrefixCache:
         if nodes:
             self._retention.offer(nodes[-1])
 
-    def retain(self, path: TokenPath, num_tokens: int, priority: int, expires_at: int) -> int:
-        """Keep a stored prefix before others until `expires_at`; returns how many leading tokens the budget allows."""
+    def advance(self, now: int) -> None:
+        """Lifetimes that have passed end."""
+        self._retention.advance(now)
+
+    def retain(self, path: TokenPath, num_tokens: int, priority: int, lifetime: int) -> int:
+        """Keep a stored prefix, to the end of its last block; returns how many leading tokens the budget allows."""
         kept = 0
         nodes, depth = self._walk(path, num_tokens)
+        self._end_at_block(nodes, depth)
         for node in nodes:
-            if not self._retention.hint(node, priority, expires_at):
+            if not self._retention.hint(node, priority, lifetime):
                 break
             kept = min(depth, node.num_tokens)
         return kept
@@ -154,6 +156,7 @@ class RadixPrefixCache:
         for node in self._nodes():
             stored.extend(node.blocks)
             self._check_node(node)
+        self._retention.check_invariants(self._nodes())
         if sorted(stored) != list(self._pool.findable_blocks()):
             raise InvariantError("the tree and the pool disagree on what is findable")
 
@@ -220,6 +223,12 @@ class RadixPrefixCache:
     def _grows_in_place(self, node: RadixNode) -> bool:
         """A leaf nobody has hit yet is still its writer's own run."""
         return node.parent is not None and node.children is None and not node.num_uses and not node.priority
+
+    def _end_at_block(self, nodes: list[RadixNode], depth: int) -> None:
+        """Split the last node of a walk behind the block in which the walk ended."""
+        end = -(-depth // self._block_size) * self._block_size
+        if nodes and end < nodes[-1].num_tokens:
+            nodes[-1] = self._split(nodes[-1], end)
 
     def _split(self, node: RadixNode, end: int) -> RadixNode:
         self._last_name += 1

@@ -13,6 +13,7 @@ class Retained(ABC):
         "expires_at",
         "is_protected",
         "last_used",
+        "lifetime",
         "num_uses",
         "priority",
         "stamp",
@@ -30,6 +31,7 @@ class Retained(ABC):
         self.is_protected = False
         self.value = 0.0
         self.priority = 0  # 0 unless hinted
+        self.lifetime = 0  # of the hint, from each use
         self.expires_at = 0  # logical time at which the hint ends
         self.stamp = 0  # identifies the entry's newest place in the queue; 0 = in no queue
 

@@ -3,14 +3,16 @@
 An entry is whatever an index evicts as one: a run of blocks in the radix tree, one block in the hash index. Only
 entries without children are candidates, so descendants go before ancestors whatever the policy says.
 
-Time is logical: a serial number, raised at each use, orders uses; `now` (steps) is used for expiry alone.
+Time is logical: a serial number, raised at each use, orders uses; `now`, in whatever unit the caller counts, is used
+for expiry alone. A hint lasts for its lifetime, counted anew from each use.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from foreword.core.config import CacheConfig
+from foreword.core.errors import InvariantError
 from foreword.kv_cache.retained import Domain, Retained, VictimQueue
 from foreword.kv_cache.retention_policy import POLICIES
 
@@ -60,7 +62,7 @@ class Retention(Generic[EntryT]):
         upper.stored_at, upper.used_at = lower.stored_at, lower.used_at
         self._policy.split(upper, lower)
         if lower.priority:
-            upper.priority, upper.expires_at = lower.priority, lower.expires_at
+            upper.priority, upper.lifetime, upper.expires_at = lower.priority, lower.lifetime, lower.expires_at
             self._watch_expiry(upper)
 
     def used(self, entry: EntryT) -> None:
@@ -69,6 +71,8 @@ class Retention(Generic[EntryT]):
         entry.last_used = self._serial
         entry.used_at = self.now
         entry.num_uses += 1
+        if entry.priority:
+            entry.expires_at = max(entry.expires_at, self.now + entry.lifetime)
         for fallen in self._policy.used(entry):
             if fallen.stamp:
                 self._push(fallen)
@@ -81,21 +85,32 @@ class Retention(Generic[EntryT]):
 
     def removed(self, entry: EntryT) -> None:
         """The entry, by now without blocks, is gone."""
-        entry.stamp = 0
+        entry.stamp = entry.priority = 0
         self._parked.pop(entry, None)
         self._policy.removed(entry)
         if not entry.domain.num_blocks:
             self._domains.pop(entry.domain.tenant, None)
 
-    def hint(self, entry: EntryT, priority: int, expires_at: int) -> bool:
-        """Keep the entry before those of lower priority until `expires_at`; False when the budget does not allow."""
+    def advance(self, now: int) -> None:
+        """It is `now`: hints whose time has passed end."""
+        self.now = max(self.now, now)
+        self._expire()
+
+    def hint(self, entry: EntryT, priority: int, lifetime: int) -> bool:
+        """Keep the entry before those of lower priority, for `lifetime` from now and from each use.
+
+        False when the budget does not allow.
+        """
         more = 0 if entry.priority else entry.num_blocks
-        if expires_at <= self.now or self.num_hinted_blocks + more > self.hint_budget:
+        if lifetime <= 0 or self.num_hinted_blocks + more > self.hint_budget:
             return False
+        is_new = not entry.priority
         self.num_hinted_blocks += more
         entry.priority = max(entry.priority, priority)
-        entry.expires_at = max(entry.expires_at, expires_at)
-        self._watch_expiry(entry)
+        entry.lifetime = max(entry.lifetime, lifetime)
+        entry.expires_at = max(entry.expires_at, self.now + lifetime)
+        if is_new:
+            self._watch_expiry(entry)
         return True
 
     def offer(self, entry: EntryT) -> None:
@@ -109,7 +124,6 @@ class Retention(Generic[EntryT]):
 
     def next_victim(self, domain: Domain | None = None) -> EntryT | None:
         """Take the first candidate, of one tenant or of all, out of the queue; None when there is none."""
-        self._expire()
         queue = self._queue if domain is None else domain.queue
         victim = self._pop(queue)
         if victim is None and self._parked:  # whoever held these may have let go since
@@ -118,6 +132,16 @@ class Retention(Generic[EntryT]):
                 self._push(entry)
             victim = self._pop(queue)
         return victim
+
+    def check_invariants(self, entries: Iterable[EntryT]) -> None:
+        """Recount the blocks under a hint.
+
+        Raises:
+            InvariantError: they are counted wrong, or beyond the budget.
+        """
+        counted = sum(entry.num_blocks for entry in entries if entry.priority)
+        if counted != self.num_hinted_blocks or counted > self.hint_budget:
+            raise InvariantError(f"{counted} blocks under a hint, counted {self.num_hinted_blocks}")
 
     def clear(self) -> None:
         """Forget every entry, in the policy's own accounts too."""
@@ -158,8 +182,12 @@ class Retention(Generic[EntryT]):
     def _expire(self) -> None:
         while self._expiries and self._expiries[0][0] <= self.now:
             _, _, entry = heapq.heappop(self._expiries)
-            if entry.priority and entry.expires_at <= self.now:
-                self.num_hinted_blocks -= entry.num_blocks
-                entry.priority = 0
-                if entry.stamp:
-                    self._push(entry)
+            if not entry.priority:
+                continue  # gone
+            if entry.expires_at > self.now:  # used since
+                self._watch_expiry(entry)
+                continue
+            self.num_hinted_blocks -= entry.num_blocks
+            entry.priority = entry.lifetime = 0
+            if entry.stamp:
+                self._push(entry)

@@ -31,5 +31,5 @@ class CacheStats:
     copied_blocks: int = 0  # copy-on-write, of forks and of hits that end inside a block
     deduplicated_blocks: int = 0  # second copies folded into the first
     evicted_blocks: int = 0
-    lifetime: Histogram = field(default_factory=Histogram)  # steps from storing a block to evicting it, by block
-    reuse_gap: Histogram = field(default_factory=Histogram)  # steps between uses of a stored block, by block
+    lifetime: Histogram = field(default_factory=Histogram)  # time from storing a block to evicting it, by block
+    reuse_gap: Histogram = field(default_factory=Histogram)  # time between uses of a stored block, by block

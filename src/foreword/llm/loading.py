@@ -177,9 +177,14 @@ def load_engine(
         load_s=time.perf_counter() - started,
     )
     if events is None:  # block hashes stay in the process, where there is one model: nothing to tell apart
-        return Engine(runner, cache, scheduler), model, summary
+        return Engine(runner, cache, scheduler, clock=_milliseconds), model, summary
     root = cache_identity(files, tokenizer, backend, options).root()
-    return Engine(runner, cache, scheduler, publish_events=events.publish, root=root), model, summary
+    engine = Engine(runner, cache, scheduler, publish_events=events.publish, root=root, clock=_milliseconds)
+    return engine, model, summary
+
+
+def _milliseconds() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 def cache_identity(files: ModelFiles, tokenizer: Tokenizer, backend: Backend, options: EngineOptions) -> CacheIdentity:

@@ -96,7 +96,7 @@ class Scheduler:
         for sequence in request.sequences:
             sequence.usage.prompt_tokens = sequence.prompt_len
             self._sequences[sequence.sequence_id] = sequence
-            self.manager.register(sequence, request.namespace, request.tenant)
+            self.manager.register(sequence, request.namespace, request.tenant, request.leases)
             self._waiting.append(sequence)
 
     def abort(self, target: RequestId | SequenceId) -> None:

@@ -43,6 +43,17 @@ class Account:
     written: int = 0
     completion: int = 0
     outcome: Outcome | None = None  # what the response cache did
+    written_1h: int = 0  # of what was written, to stay an hour from each use
+
+    def __add__(self, other: "Account") -> "Account":
+        return Account(
+            self.prompt + other.prompt,
+            self.read + other.read,
+            self.written + other.written,
+            self.completion + other.completion,
+            self.outcome or other.outcome,
+            self.written_1h + other.written_1h,
+        )
 
     @property
     def uncached(self) -> int:
@@ -66,7 +77,10 @@ class Account:
             "input_tokens": self.uncached,
             "cache_creation_input_tokens": self.written,
             "cache_read_input_tokens": self.read,
-            "cache_creation": {"ephemeral_5m_input_tokens": self.written, "ephemeral_1h_input_tokens": 0},
+            "cache_creation": {
+                "ephemeral_5m_input_tokens": self.written - self.written_1h,
+                "ephemeral_1h_input_tokens": self.written_1h,
+            },
             "output_tokens": self.completion,
             **self._mark(),
         }

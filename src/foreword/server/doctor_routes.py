@@ -40,7 +40,12 @@ class Snapshot:
     stats: EngineStats
     traffic: TrafficSummary
     broken: str | None  # the first invariant that does not hold
-    leaked_blocks: int
+
+    @property
+    def leaked_blocks(self) -> int:
+        """Blocks still held although nothing waits or runs and no pin holds them: 0, or a bug."""
+        stats = self.stats
+        return 0 if stats.num_running or stats.num_waiting else stats.held_blocks - stats.pinned_blocks
 
 
 def examine(engine: Engine) -> Snapshot:
@@ -50,7 +55,7 @@ def examine(engine: Engine) -> Snapshot:
         engine.check_invariants()
     except InvariantError as error:
         broken = str(error)
-    return Snapshot(engine.stats(), engine.traffic.summary(), broken, engine.leaked_blocks())
+    return Snapshot(engine.stats(), engine.traffic.summary(), broken)
 
 
 def doctor_routes(service: Service) -> list[Route]:
@@ -100,7 +105,7 @@ def _kernels(service: Service) -> Finding:
 def _memory(service: Service, snapshot: Snapshot) -> Finding:
     """Room for as many sequences as may run, at the lengths seen."""
     summary, traffic, stats = service.loaded.summary, snapshot.traffic, snapshot.stats
-    wanted = service.loaded.engine.max_num_seqs
+    wanted = stats.max_num_seqs
     if not traffic.num_requests:
         full = summary.kv_pool_tokens // summary.max_model_len
         return Finding("memory", "ok", f"room for {full} full-length sequences of {wanted}; no requests seen yet")

@@ -18,6 +18,7 @@ from foreword.llm.generation import GenerationTracker
 from foreword.llm.outputs import PositionLogprobs, RequestOutput
 from foreword.server.account import Account, Reuse, account
 from foreword.server.admission import Ticket
+from foreword.server.cache_policy.plan import CachePlan
 from foreword.server.errors import ClientGoneError
 from foreword.server.metrics import Metrics
 from foreword.text.tokenizer import Tokenizer
@@ -122,8 +123,10 @@ class Generation:
         ticket: Ticket,
         metrics: Metrics,
         started: float,
+        plans: Sequence[CachePlan],
         reuse: Reuse | None = None,
     ) -> None:
+        self._plans = plans  # one a prompt
         self.outputs = outputs  # complete once `is_over`; the engine's thread writes to them before
         self._stream = stream
         self._reuse = reuse or Reuse()
@@ -143,6 +146,16 @@ class Generation:
     def account(self) -> Account:
         """The tokens of all prompts together; final once `is_over`."""
         return account((output.usage for output in self.outputs), self._reuse)
+
+    @property
+    def usage(self) -> Account:
+        """The account as the answer tells it; the same unless a provider's rules are followed."""
+        return self.told([output.usage for output in self.outputs])
+
+    def told(self, usages: Sequence[Usage]) -> Account:
+        """Accounts of the prompts, in their order, as the answer tells them."""
+        pairs = zip(self._plans, usages, strict=True)
+        return sum((plan.told(account([usage], self._reuse)) for plan, usage in pairs), Account())
 
     async def take(self, timeout_s: float | None = None) -> list[Piece]:
         """Pieces that have come; none when `timeout_s` passed or all is over.
@@ -191,6 +204,8 @@ class Generation:
         now = time.monotonic()
         if not self._last:
             self._metrics.first_token(now - self._started)
+            for plan in self._plans:
+                plan.begun()
         for piece in pieces:
             key = piece.prompt_index, piece.index
             before = self._last.get(key)

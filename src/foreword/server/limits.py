@@ -7,6 +7,8 @@ MAX_PROMPTS = 128
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_MESSAGES = 10_000
+MAX_CACHE_KEY = 1024
+"""Characters of a `prompt_cache_key`."""
 MAX_KWARGS_BYTES = 64 << 10
 """Of variables for the chat template, as JSON."""
 MAX_TEXT = 256

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import foreword
 from foreword.core.errors import InvalidRequestError, QueueFullError
 from foreword.core.sampling_params import SamplingParams
+from foreword.core.sequence import Lease
 from foreword.engine.async_engine import AsyncEngine, EngineRequest
 from foreword.llm.loading import LoadedModel
 from foreword.llm.outputs import RequestOutput
 from foreword.llm.prompts import prompt_token_ids
 from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
+from foreword.server.cache_policy.plan import AS_COUNTED, CachePlan
 from foreword.server.context import Asker
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
@@ -41,6 +43,8 @@ class Prompt:
 
     token_ids: list[int]
     text: str | None = None
+    leases: tuple[Lease, ...] = ()
+    plan: CachePlan = AS_COUNTED
 
 
 class Service:
@@ -226,7 +230,8 @@ class Service:
             if isinstance(error, QueueFullError):
                 self.metrics.refused("queue_full")
             raise
-        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, reuse)
+        plans = [prompt.plan for prompt in prompts]
+        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse)
 
     def _start(
         self,
@@ -246,11 +251,19 @@ class Service:
             self.loaded.engine,
             lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
         )
-        requests = [self._request(output, params, asker, prefill_only) for output in outputs]
+        requests = [
+            self._request(output, params, asker, prefill_only, prompt.leases)
+            for output, prompt in zip(outputs, prompts, strict=True)
+        ]
         return Started(outputs, self.engine.submit(requests, receiver))
 
     def _request(
-        self, output: RequestOutput, params: SamplingParams, asker: Asker, prefill_only: bool
+        self,
+        output: RequestOutput,
+        params: SamplingParams,
+        asker: Asker,
+        prefill_only: bool,
+        leases: tuple[Lease, ...],
     ) -> EngineRequest:
         return EngineRequest(
             request_id=output.request_id,
@@ -260,6 +273,7 @@ class Service:
             namespace=asker.namespace,
             tenant=asker.tenant.domain,
             prefill_only=prefill_only,
+            leases=leases,
         )
 
     def _checked(self, prompts: Sequence[Prompt], params: SamplingParams) -> Sequence[Prompt]:

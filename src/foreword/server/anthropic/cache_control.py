@@ -1,11 +1,7 @@
-"""Anthropic's cache breakpoints: accepted and checked by its rules.
-
-They decide nothing here: whatever matches is read, whatever is computed is stored, and the account says so. A rule
-broken is a 400 all the same, as it would be at Anthropic.
-"""
+"""Anthropic's cache breakpoints, checked by its rules; a rule broken is a 400, as it would be at Anthropic."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -14,6 +10,8 @@ from foreword.server.errors import ApiError
 
 MAX_BREAKPOINTS = 4
 DEFAULT_TTL = "5m"
+SYSTEM = -1
+"""Number of the message that a slot of the system prompt belongs to."""
 
 
 class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,42 +33,49 @@ class Slot:
     where: str
     control: CacheControl | None
     is_eligible: bool = True  # empty text can't be cached
+    message: int = SYSTEM
+    block: int = 0  # in the message, or in the system prompt
+    kind: str = "text"
+
+    @property
+    def ttl(self) -> str | None:
+        """The lifetime of the breakpoint here; None without one."""
+        return None if self.control is None else self.control.lifetime
 
 
-def check_breakpoints(slots: Sequence[Slot], automatic: CacheControl | None) -> None:
-    """Check explicit breakpoints, and the automatic one of the top level, which takes the last place that can have one.
+def resolve_breakpoints(slots: Sequence[Slot], automatic: CacheControl | None) -> list[Slot]:
+    """The same slots, with the automatic breakpoint of the top level on the last place that can have one; all checked.
 
     Raises:
         ApiError: 400: more than four; a 1h one after a 5m one; one on empty text; an automatic one that contradicts.
     """
-    marked = [slot for slot in slots if slot.control is not None]
-    for slot in marked:
-        if not slot.is_eligible:
+    for slot in slots:
+        if slot.control is not None and not slot.is_eligible:
             raise ApiError(400, f"{slot.where}: cache_control cannot be set for empty text blocks", slot.where)
-    if automatic is not None:
-        marked = _with_automatic(slots, marked, automatic)
+    resolved = list(slots) if automatic is None else _with_automatic(slots, automatic)
+    marked = [slot for slot in resolved if slot.control is not None]
     if len(marked) > MAX_BREAKPOINTS:
         found = f"A maximum of {MAX_BREAKPOINTS} blocks with cache_control may be provided. Found {len(marked)}."
         raise ApiError(400, found, "cache_control")
     short_before = None
     for slot in marked:
-        if slot.control is None:
-            continue
-        if slot.control.lifetime == "5m":
+        if slot.ttl == "5m":
             short_before = slot.where
         elif short_before is not None:
             where = f"{slot.where}.cache_control.ttl"
             detail = "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block"
             raise ApiError(400, f"{where}: {detail}", where)
+    return resolved
 
 
-def _with_automatic(slots: Sequence[Slot], marked: Sequence[Slot], automatic: CacheControl) -> list[Slot]:
-    last = next((slot for slot in reversed(slots) if slot.is_eligible), None)
+def _with_automatic(slots: Sequence[Slot], automatic: CacheControl) -> list[Slot]:
+    resolved = list(slots)
+    last = next((index for index in reversed(range(len(slots))) if slots[index].is_eligible), None)
     if last is None:
-        return list(marked)
-    if last.control is None:
-        return [*marked, Slot(last.where, automatic)]
-    if last.control.lifetime != automatic.lifetime:
+        return resolved
+    if slots[last].control is None:
+        resolved[last] = replace(slots[last], control=automatic)
+    elif slots[last].ttl != automatic.lifetime:
         detail = "the last block has a cache_control of another ttl already"
         raise ApiError(400, f"cache_control: {detail}", "cache_control")
-    return list(marked)
+    return resolved

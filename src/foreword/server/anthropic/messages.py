@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from foreword.llm.outputs import RequestOutput
-from foreword.server.account import Account, account
+from foreword.server.account import Account
+from foreword.server.anthropic.caching import with_cache
 from foreword.server.anthropic.schema import Conversation, CountRequest, MessagesRequest
 from foreword.server.context import Asker, asker_of
 from foreword.server.errors import ApiError, anthropic_body
@@ -32,7 +33,7 @@ def message_routes(service: Service) -> list[Route]:
         params, asker = body.sampling_params(), asker_of(request, body.cache_salt)
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
         generation = await service.generate(
-            lambda: [encode()],
+            lambda: [with_cache(service, body, asker, encode())],
             params,
             asker,
             prefill_only=warms,
@@ -76,7 +77,7 @@ class MessageAnswer:
         text = generation.outputs[0].outputs[0].text
         content: list[object] = [{"type": "text", "text": text, "citations": None}] if text else []
         reason, stop = self.stop(generation.outputs[0])
-        return self.message(content, generation.account, reason, stop)
+        return self.message(content, generation.usage, reason, stop)
 
     def message(
         self, content: list[object], tokens: Account, stop_reason: str | None = None, stop_sequence: str | None = None
@@ -122,7 +123,7 @@ class MessageWriter:
         """The reason, the account and the end."""
         reason, stop = self._answer.stop(self._generation.outputs[0])
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        usage = self._generation.account.anthropic()
+        usage = self._generation.usage.anthropic()
         del usage["cache_creation"]  # a delta's usage has no such field
         parts = [_event("content_block_stop", index=0)] if self._has_block else []
         parts += [_event("message_delta", delta=delta, usage=usage), _event("message_stop")]
@@ -136,7 +137,7 @@ class MessageWriter:
         parts = []
         if not self._has_begun:
             self._has_begun = True
-            message = self._answer.message([], account([piece.usage]))
+            message = self._answer.message([], self._generation.told([piece.usage]))
             parts.append(_event("message_start", message=message))
         if piece.text:
             if not self._has_block:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from foreword.core.sampling_params import SamplingParams
-from foreword.server.anthropic.cache_control import CacheControl, Slot, check_breakpoints
+from foreword.server.anthropic.cache_control import SYSTEM, CacheControl, Slot, resolve_breakpoints
 from foreword.server.errors import ApiError
 from foreword.server.limits import MAX_MESSAGES
 from foreword.server.tenants import check_salt
@@ -97,7 +97,7 @@ class Conversation(msgspec.Struct, kw_only=True):
             value = getattr(self, name, None)
             if value is not None and value not in _HARMLESS.get(name, ()):
                 raise ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
-        check_breakpoints(self._slots(), self.cache_control)
+        self.slots()
 
     def template_messages(self) -> list[dict[str, object]]:
         """System and turns with text as content; the last turn may be the beginning of the answer, see `prefill`.
@@ -131,19 +131,26 @@ class Conversation(msgspec.Struct, kw_only=True):
     def _has_prefill(self) -> bool:
         return self.messages[-1].role == "assistant"
 
+    def slots(self) -> list[Slot]:
+        """Every place that may carry a breakpoint, in the order of the prompt, with the automatic one where it falls.
+
+        Raises:
+            ApiError: 400, a rule of Anthropic's is broken.
+        """
+        return resolve_breakpoints(self._slots(), self.cache_control)
+
     def _slots(self) -> list[Slot]:
-        """Every place that may carry a breakpoint, in the order of the prompt."""
-        slots = []
+        slots: list[Slot] = []
         if isinstance(self.system, list):
-            slots += [_slot(block, f"system[{index}]") for index, block in enumerate(self.system)]
+            slots += [_slot(block, f"system[{index}]", SYSTEM, index) for index, block in enumerate(self.system)]
         elif self.system:
             slots.append(Slot("system", None))
         for number, message in enumerate(self.messages):
             where = f"messages[{number}].content"
             if isinstance(message.content, str):
-                slots.append(Slot(where, None, is_eligible=bool(message.content)))
+                slots.append(Slot(where, None, is_eligible=bool(message.content), message=number))
             else:
-                slots += [_slot(block, f"{where}[{index}]") for index, block in enumerate(message.content)]
+                slots += [_slot(block, f"{where}[{i}]", number, i) for i, block in enumerate(message.content)]
         return slots
 
 
@@ -185,10 +192,11 @@ class CountRequest(Conversation, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/messages/count_tokens`."""
 
 
-def _slot(block: Block, where: str) -> Slot:
+def _slot(block: Block, where: str, message: int, index: int) -> Slot:
+    kind = str(block.__struct_config__.tag)
     if isinstance(block, TextBlock):
-        return Slot(where, block.cache_control, is_eligible=bool(block.text))
-    return Slot(where, None)
+        return Slot(where, block.cache_control, bool(block.text), message, index, kind)
+    return Slot(where, None, True, message, index, kind)
 
 
 def _text(content: "str | list[Block] | list[TextBlock]", where: str) -> str:

@@ -14,11 +14,12 @@ from foreword.llm.outputs import PositionLogprobs
 from foreword.server.context import asker_of
 from foreword.server.errors import ApiError, openai_body
 from foreword.server.generation import Generation, Piece
+from foreword.server.openai.caching import with_cache
 from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatRequest
 from foreword.server.response_fields import question_of
-from foreword.server.service import Service
+from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 
@@ -37,12 +38,19 @@ def chat_routes(service: Service) -> list[Route]:
         params, messages = body.sampling_params(), plain_messages(body.messages)
         answer = ChatAnswer(service, body.model, params)
         asker, kwargs = asker_of(request, body.cache_salt), body.chat_template_kwargs
+
+        def encode() -> Sequence[Prompt]:
+            prompt = service.encode_chat(messages, asker.namespace, kwargs=kwargs)
+            return [with_cache(service, body, asker, prompt)]
+
+        warms = body.prewarms
         generation = await service.generate(
-            lambda: [service.encode_chat(messages, asker.namespace, kwargs=kwargs)],
+            encode,
             params,
             asker,
-            remember=True,
-            question=question_of(request, body),
+            prefill_only=warms,
+            remember=not warms,
+            question=None if warms else question_of(request, body),
         )
         if body.stream:
             writer = ChatWriter(answer, params.n, includes_usage=body.includes_usage, account_of=generation)
@@ -77,7 +85,7 @@ class ChatAnswer:
             **self._head,
             "object": "chat.completion",
             "choices": choices,
-            "usage": generation.account.openai(),
+            "usage": generation.usage.openai(),
             "system_fingerprint": self._fingerprint,
         }
 
@@ -126,8 +134,8 @@ class ChatWriter:
 
     def end(self) -> bytes:
         """The account, where it was asked for, and the end."""
-        account = self._generation.account.openai()
-        return (self._answer.chunk([], account) if self._includes_usage else b"") + DONE
+        usage = self._generation.usage.openai()
+        return (self._answer.chunk([], usage) if self._includes_usage else b"") + DONE
 
     def error(self, error: ApiError) -> bytes:
         """A data line with an error object; clients raise at it."""

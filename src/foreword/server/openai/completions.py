@@ -133,7 +133,7 @@ class CompletionAnswer:
         for number, output in enumerate(generation.outputs):
             for place, answer in enumerate(self._best(output)):
                 choices.append(self._whole_choice(number * self._plan.n + place, output, answer))
-        return {**self._head, "choices": choices, "usage": generation.account.openai()}
+        return {**self._head, "choices": choices, "usage": generation.usage.openai()}
 
     def chunk(self, choices: list[dict[str, object]], usage: dict[str, object] | None = None) -> bytes:
         """The same object with a part of the text, as an event."""
@@ -205,7 +205,7 @@ class CompletionWriter:
 
     def end(self) -> bytes:
         """The account, where it was asked for, and the end."""
-        account = self._generation.account.openai()
+        account = self._generation.usage.openai()
         return (self._answer.chunk([], account) if self._includes_usage else b"") + DONE
 
     def error(self, error: ApiError) -> bytes:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from foreword.core.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from foreword.server.errors import ApiError
-from foreword.server.limits import MAX_KWARGS_BYTES, MAX_LOGPROBS, MAX_MESSAGES, MAX_N
+from foreword.server.limits import MAX_CACHE_KEY, MAX_KWARGS_BYTES, MAX_LOGPROBS, MAX_MESSAGES, MAX_N
 from foreword.server.tenants import check_salt
 
 N = Annotated[int, Meta(ge=1, le=MAX_N)]
@@ -32,9 +32,6 @@ CHAT_IGNORED = (
     "moderation",
     "parallel_tool_calls",
     "prediction",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
     "store",
@@ -62,10 +59,19 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CacheBreakpoint(msgspec.Struct, forbid_unknown_fields=True):
-    """A marker of OpenAI's: accepted, without effect, since whatever matches is reused."""
+    """The end of a prefix worth keeping."""
 
     mode: Literal["explicit"] | None = None
-    ttl: str | None = None
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What is to be kept and for how long. `prewarm` and `comparison_response_id` are those of `/v1/responses`."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
@@ -179,9 +185,9 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     moderation: Any = None
     parallel_tool_calls: bool | None = None
     prediction: Any = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: str | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=MAX_CACHE_KEY)] | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None
@@ -219,8 +225,16 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         if self.chat_template_kwargs and len(msgspec.json.encode(self.chat_template_kwargs)) > MAX_KWARGS_BYTES:
             expected = f"at most {MAX_KWARGS_BYTES} bytes of JSON"
             raise ApiError(400, f"chat_template_kwargs: expected {expected}", "chat_template_kwargs")
+        if self.prewarms and (self.stream or (self.n or 1) > 1):
+            name = "prompt_cache_options.prewarm"
+            raise ApiError(400, f"{name}: there is no answer to stream, or to give several of", name)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: only allowed when logprobs is true", "top_logprobs")
+
+    @property
+    def prewarms(self) -> bool:
+        """True when the prompt is only to be read and stored."""
+        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
 
     def sampling_params(self) -> SamplingParams:
         """The engine's parameters."""

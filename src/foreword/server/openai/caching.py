@@ -1,0 +1,76 @@
+"""What `prompt_cache_…` asks for: where breakpoints lie among the tokens, how long what they cover should stay."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from foreword.server.cache_policy.points import CachePoint, PointMap, lease
+from foreword.server.context import Asker
+from foreword.server.openai.messages import plain_messages
+from foreword.server.openai.schema import CacheBreakpoint, CacheOptions, ChatMessage, ChatRequest, TextPart
+from foreword.server.service import Prompt, Service
+
+MAX_WRITES = 4
+"""Breakpoints of a request that are kept; the implicit one is one of them."""
+DEFAULT_TTL = "30m"
+
+
+def with_cache(service: Service, body: ChatRequest, asker: Asker, prompt: Prompt) -> Prompt:
+    """The prompt with what its fields ask for. For `off_loop`. Cost: a rendering a breakpoint.
+
+    Whatever matches is read and whatever is computed is stored, asked for or not. A breakpoint, or a lifetime for the
+    whole prompt, keeps it: a lease each, from each use.
+    """
+    options = body.prompt_cache_options or CacheOptions()
+    whole = [] if options.mode == "explicit" else [options.ttl or body.prompt_cache_retention]
+    leases = [lease(len(prompt.token_ids), ttl) for ttl in whole if ttl is not None]
+    points = cache_points(service, body, asker)
+    places = PointMap(points, prompt.token_ids)
+    marked = [(index, point.ttl) for index, point in enumerate(points) if point.ttl is not None]
+    for index, ttl in marked[-(MAX_WRITES - len(whole)) :]:
+        position = places.position(index)
+        leases += [lease(position, ttl)] if position else []
+    return replace(prompt, leases=tuple(leases))
+
+
+def cache_points(service: Service, body: ChatRequest, asker: Asker) -> list[CachePoint]:
+    """The end of every message, and every explicit breakpoint, in the order of the prompt."""
+    options = body.prompt_cache_options or CacheOptions()
+    points = []
+    for number, message in enumerate(body.messages):
+        marks = _marks(message)
+        for part, mark in marks.items():
+            ttl = mark.ttl or options.ttl or DEFAULT_TTL
+            is_end = part == _num_parts(message) - 1
+            points.append(CachePoint(_beginning(service, body, asker, number, part), message.role, ttl, is_end))
+        if _num_parts(message) - 1 not in marks:
+            points.append(CachePoint(_beginning(service, body, asker, number, None), message.role, None, True))
+    return points
+
+
+def _marks(message: ChatMessage) -> dict[int, CacheBreakpoint]:
+    """Index of a part -> the breakpoint at its end."""
+    if message.content is None or isinstance(message.content, str):
+        return {}
+    texts = [(index, part) for index, part in enumerate(message.content) if isinstance(part, TextPart)]
+    return {index: part.prompt_cache_breakpoint for index, part in texts if part.prompt_cache_breakpoint is not None}
+
+
+def _num_parts(message: ChatMessage) -> int:
+    return 1 if message.content is None or isinstance(message.content, str) else len(message.content)
+
+
+def _beginning(
+    service: Service, body: ChatRequest, asker: Asker, number: int, part: int | None
+) -> Callable[[], Sequence[int]]:
+    def encode() -> Sequence[int]:
+        messages = list(body.messages[: number + 1])
+        if part is not None:
+            content = messages[-1].content
+            assert isinstance(content, list)
+            messages[-1] = msgspec.structs.replace(messages[-1], content=content[: part + 1])
+        plain, kwargs = plain_messages(messages), body.chat_template_kwargs
+        return service.encode_chat(plain, asker.namespace, add_generation_prompt=False, kwargs=kwargs).token_ids
+
+    return encode
