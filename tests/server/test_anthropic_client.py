@@ -175,6 +175,7 @@ def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
 
 FIVE = [marked(c) for c in "abcde"]
 AUTO = {"type": "ephemeral"}
+TOOL = {"name": "f", "input_schema": {"type": "object"}, "cache_control": AUTO}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,9 @@ AUTO = {"type": "ephemeral"}
         ({"messages": user(*FIVE)}, 400, "Found 5"),
         ({"messages": user(*FIVE[:2]), "system": FIVE[:2]}, 200, ""),
         ({"messages": user(*FIVE[:2]), "system": FIVE[:3]}, 400, "Found 5"),
+        ({"messages": user(*FIVE[:2]), "system": FIVE[:2], "tools": [TOOL]}, 400, "Found 5"),
+        ({"messages": user(*FIVE[:2]), "system": FIVE[:1], "tools": [TOOL]}, 200, ""),
+        ({"messages": user(marked("a", "1h")), "tools": [TOOL]}, 400, "must not come after"),
         ({"messages": user(marked("a", "1h"), marked("b"))}, 200, ""),
         ({"messages": user(marked("a"), marked("b", "1h"))}, 400, "must not come after"),
         ({"messages": user(marked("b", "1h")), "system": [marked("a", "5m")]}, 400, "must not come after"),
@@ -207,6 +211,11 @@ def test_breakpoints_follow_anthropics_rules(
         assert told in error_of(answer)["message"]
 
 
+USE = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "x"}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
@@ -219,13 +228,23 @@ def test_breakpoints_follow_anthropics_rules(
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": user({"type": "text", "text": ""})}, "messages[0].content[0].text"),
         ({"messages": user({"type": "image", "source": {}})}, "messages[0].content[0]"),
-        ({"messages": user({"type": "tool_result", "tool_use_id": "x"})}, "messages[0].content[0]"),
+        ({"messages": user({"type": "tool_result", "tool_use_id": "x"})}, "messages[0].content[0].tool_use_id"),
+        ({"messages": user(USE)}, "messages[0].content[0]"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": [USE]}]}, "messages[1].content[0]"),
+        ({"messages": [{"role": "assistant", "content": [USE]}, *user(RESULT | {"content": [IMAGE]})]}, "content[0]"),
+        ({"messages": [{"role": "assistant", "content": [USE, RESULT]}, *MESSAGES]}, "messages[0].content[1]"),
         ({"messages": [*MESSAGES, {"role": "assistant", "content": "Once "}]}, "messages[1].content"),
         ({"messages": user({"type": "text", "text": "x" * 600})}, "messages"),
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": [" "]}, "stop_sequences"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "f", "input_schema": {}, "evil": 1}]}, "tools[0].evil"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools"),
+        ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "tools"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]}, "tools[0].type"),
+        ({"tools": ["f"]}, "tools[0]"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [{"name": "f", "input_schema": {}}]}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"output_config": {"effort": "low"}}, "output_config"),
         ({"n": 2}, "n"),

@@ -25,6 +25,10 @@ CHAT_FIELDS = (
     *("top_logprobs", "seed", "top_k", "min_p", "repetition_penalty", "min_tokens"),
 )
 COMPLETION_FIELDS = ("n", "best_of", "logprobs", "max_tokens", "temperature", "top_p")
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CUSTOM_CALL = {"id": "1", "type": "custom", "custom": {"name": "f", "input": "x"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+TOOL_LIST = "tool_choice.allowed_tools.tools"
 ALLOWED = {  # of the numbers above, those that some field takes
     "seed": {"-1", "2147483648"},
     "top_k": {"-1"},
@@ -153,16 +157,34 @@ def test_a_completion_that_cannot_be_is_400_with_its_field(
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "evil": 1}]}, "messages[0].evil"),
-        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CUSTOM_CALL]}]}, "messages[0].tool_calls[0].custom"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
             "messages[0].content[0].image_url",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "messages[0].content[0].type"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].custom"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL] * 129}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "sometimes", "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [TOOL]}, "tool_choice"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "f"}}, "tools": [TOOL]}, "tool_choice.custom"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, TOOL_LIST),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),

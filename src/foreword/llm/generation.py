@@ -1,6 +1,7 @@
 """From a step's tokens to text: one tracker a request."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from foreword.core.outputs import SequenceStep, TokenLogprobs
 from foreword.core.sampling_params import SamplingParams
@@ -14,22 +15,41 @@ from foreword.text.tokenizer import Tokenizer
 class _Continuation:
     """One sequence's text so far."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> None:
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        prompt_token_ids: list[int],
+        shown: frozenset[int],
+    ) -> None:
         self.output = CompletionOutput(index)
         if params.logprobs is not None:
             self.output.logprobs = []
             self.output.cumulative_logprob = 0.0
         self.detokenizer = IncrementalDetokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens, shown=shown
         )
         self.stops = StopChecker(params.stop_strings, include=params.include_stop_str_in_output)
         self.usage = Usage()
 
 
+@dataclass(frozen=True, slots=True)
+class TextWatch:
+    """Somebody who reads a request's text as it comes, and may say that it is enough.
+
+    `read` is called with a sequence's index and its next text, and returns True to end it. `shown` are special tokens
+    that are text to the reader.
+    """
+
+    read: Callable[[int, str], bool]
+    shown: frozenset[int] = frozenset()
+
+
 class GenerationTracker:
     """Collects a request's steps into a `RequestOutput`.
 
-    `finish` is called with a sequence's index when a stop string ends it: the engine never sees text.
+    `finish` is called with a sequence's index when a stop string or the watch ends it: the engine never sees text.
     """
 
     def __init__(
@@ -38,12 +58,16 @@ class GenerationTracker:
         params: SamplingParams,
         tokenizer: Tokenizer,
         finish: Callable[[int], None],
+        watch: TextWatch | None = None,
     ) -> None:
         self.output = output
         self._params = params
         self._tokenizer = tokenizer
         self._finish = finish
-        self._continuations = [_Continuation(i, params, tokenizer, output.prompt_token_ids) for i in range(params.n)]
+        self._watch = watch
+        shown = frozenset[int]() if watch is None else watch.shown
+        prompt_ids = output.prompt_token_ids
+        self._continuations = [_Continuation(i, params, tokenizer, prompt_ids, shown) for i in range(params.n)]
         output.outputs = [c.output for c in self._continuations]
 
     def apply(self, step: SequenceStep, request_index: int) -> TextDelta:
@@ -65,6 +89,9 @@ class GenerationTracker:
         if step.finish_reason is not None:
             text += continuation.detokenizer.finish()
         shown = self._check_stops(continuation, step, text)
+        if self._watch is not None and self._watch.read(step.index, shown) and output.finish_reason is None:
+            output.finish_reason = FinishReason.STOP.value
+            self._finish(step.index)
         self._count(continuation, step.usage)  # last: ending a sequence stores the end of its prompt
         ids = tuple(t.token_id for t in step.new_tokens)
         return TextDelta(request_index, step.index, shown, ids, output.finish_reason, self.output)

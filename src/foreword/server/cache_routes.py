@@ -60,7 +60,9 @@ def cache_routes(service: Service) -> list[Route]:
         answer = _told(service, ids, report, is_operator=asker.tenant.is_operator)
         messages = body.template_messages()
         if messages is not None and report.cause is not MissCause.NONE:
-            place = await service.off_loop(lambda: message_at(service, messages, namespace, report.matched_tokens))
+            tools = body.template_tools()
+            at = report.matched_tokens
+            place = await service.off_loop(lambda: message_at(service, messages, tools, namespace, at))
             answer["message_index"] = place
         return json_response(answer)
 
@@ -88,7 +90,13 @@ def cache_routes(service: Service) -> list[Route]:
     ]
 
 
-def message_at(service: Service, messages: Sequence[dict[str, object]], namespace: bytes, position: int) -> int | None:
+def message_at(
+    service: Service,
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]],
+    namespace: bytes,
+    position: int,
+) -> int | None:
     """Index of the message that a token of the rendered conversation belongs to; None when that can't be told.
 
     Found by the length of the rendered beginnings, halving: about log2(messages) renderings.
@@ -97,7 +105,8 @@ def message_at(service: Service, messages: Sequence[dict[str, object]], namespac
     try:
         while low < high:
             middle = (low + high) // 2
-            begun = service.encode_chat(messages[: middle + 1], namespace, add_generation_prompt=False)
+            part = messages[: middle + 1]
+            begun = service.encode_chat(part, namespace, tools=tools, add_generation_prompt=False)
             low, high = (low, middle) if position < len(begun.token_ids) else (middle + 1, high)
     except InvalidRequestError:
         return None  # a template may refuse a conversation that stops there

@@ -14,11 +14,12 @@ from foreword.core.outputs import SequenceStep
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Usage
 from foreword.engine.engine import Engine
-from foreword.llm.generation import GenerationTracker
+from foreword.llm.generation import GenerationTracker, TextWatch
 from foreword.llm.outputs import PositionLogprobs, RequestOutput
 from foreword.server.account import Account, Reuse, account
 from foreword.server.admission import Ticket
 from foreword.server.cache_policy.plan import CachePlan
+from foreword.server.call_reading import CallReading
 from foreword.server.errors import ClientGoneError
 from foreword.server.metrics import Metrics
 from foreword.text.tokenizer import Tokenizer
@@ -72,17 +73,16 @@ class StepReceiver:
         tokenizer: Tokenizer,
         engine: Engine,
         on_finish: Callable[[RequestOutput, int], None],
+        calls: CallReading | None = None,
     ) -> None:
         self._engine = engine
         self._on_finish = on_finish
         self._started: set[str] = set()
-        self._trackers = {
-            output.request_id: (
-                index,
-                GenerationTracker(output, params, tokenizer, partial(engine.finish, output.request_id)),
-            )
-            for index, output in enumerate(outputs)
-        }
+        self._trackers = {}
+        for index, output in enumerate(outputs):
+            watch = None if calls is None else TextWatch(calls.is_enough(params.n), calls.shown)
+            finish = partial(engine.finish, output.request_id)
+            self._trackers[output.request_id] = index, GenerationTracker(output, params, tokenizer, finish, watch)
 
     def __call__(self, step: SequenceStep) -> Piece:
         """Take in one record."""

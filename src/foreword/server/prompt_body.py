@@ -8,8 +8,10 @@ from foreword.server.context import Asker
 from foreword.server.errors import ApiError
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatMessage
+from foreword.server.openai.tools import ChatTools, tools_of
 from foreword.server.service import Prompt, Service
 from foreword.server.tenants import check_salt
+from foreword.server.tool_use import ToolUse
 
 
 class PromptBody(msgspec.Struct, kw_only=True):
@@ -18,6 +20,7 @@ class PromptBody(msgspec.Struct, kw_only=True):
     model: str
     prompt: str | list[int] | None = None
     messages: list[ChatMessage] | None = None
+    tools: ChatTools | None = None  # with messages
     add_generation_prompt: bool = True
     cache_salt: str | None = None  # narrows the namespace of shared prefixes
 
@@ -30,7 +33,17 @@ class PromptBody(msgspec.Struct, kw_only=True):
         check_salt(self.cache_salt)
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "expected either prompt or messages", "prompt")
+        if self.messages is None and self.tools:
+            raise ApiError(400, "tools: only with messages", "tools")
         return None if self.messages is None else plain_messages(self.messages)
+
+    def template_tools(self) -> list[dict[str, object]]:
+        """The tools for the chat template.
+
+        Raises:
+            ApiError, InvalidRequestError: 400.
+        """
+        return ToolUse(tools_of(self.tools)).as_json()
 
 
 def encoder(service: Service, body: PromptBody, asker: Asker) -> Callable[[], Prompt]:
@@ -43,4 +56,5 @@ def encoder(service: Service, body: PromptBody, asker: Asker) -> Callable[[], Pr
     messages = body.template_messages()
     if messages is None:
         return lambda: service.encode_prompt(body.prompt)
-    return lambda: service.encode_chat(messages, asker.namespace, add_generation_prompt=body.add_generation_prompt)
+    tools, add = body.template_tools(), body.add_generation_prompt
+    return lambda: service.encode_chat(messages, asker.namespace, tools=tools, add_generation_prompt=add)

@@ -20,6 +20,7 @@ from foreword.llm.prompts import prompt_token_ids
 from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
 from foreword.server.cache_policy.plan import AS_COUNTED, CachePlan
+from foreword.server.call_reading import CallReading
 from foreword.server.context import Asker
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
@@ -136,13 +137,14 @@ class Service:
         messages: Sequence[Mapping[str, object]],
         namespace: bytes,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
         prefill: str = "",
     ) -> Prompt:
         """Token ids of a conversation, with answers of ours in the tokens they were generated in. For `off_loop`.
 
-        `prefill` begins the assistant's answer.
+        `tools` are as `ToolUse.as_json` gives them; `prefill` begins the assistant's answer.
 
         Raises:
             ApiError, InvalidRequestError: malformed, or longer than the context.
@@ -150,8 +152,10 @@ class Service:
         if kwargs and not RESERVED_KWARGS.isdisjoint(kwargs):
             expected = f"names other than {', '.join(sorted(RESERVED_KWARGS))}"
             raise InvalidRequestError("chat_template_kwargs", expected, sorted(kwargs))
-        self._check_size([messages, kwargs], "messages")
-        ids = self.chat_template.encode(messages, add_generation_prompt=add_generation_prompt, **(kwargs or {}))
+        self._check_size([messages, kwargs, tools], "messages")
+        ids = self.chat_template.encode(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **(kwargs or {})
+        )
         if prefill:
             ids += self.tokenizer.encode(prefill, add_special_tokens=False)
         with self._turns_lock:
@@ -159,14 +163,20 @@ class Service:
         self._check_len(ids, "messages")
         return Prompt(ids)
 
-    def render_chat(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool,
+    ) -> str:
         """A conversation as the text the model reads, for people. For `off_loop`.
 
         Raises:
             ApiError, InvalidRequestError: malformed, or longer than the context.
         """
-        self._check_size(messages, "messages")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        self._check_size([messages, tools], "messages")
+        return self.chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def encode_prompt(self, prompt: object) -> Prompt:
         """Token ids of text, or token ids as they are, checked. For `off_loop`.
@@ -204,11 +214,12 @@ class Service:
         prefill_only: bool = False,
         remember: bool = False,
         question: Question | None = None,
+        calls: CallReading | None = None,
     ) -> Generation:
         """Take a place in the queue, let `encode` make the prompts off the loop, and start answering all or none.
 
         The place is left when the first token is there, or on failure. With a `question` the answer may come from the
-        response cache, if there is one.
+        response cache, if there is one. `calls` says how to look for calls of tools.
 
         Raises:
             ApiError, ForewordError: a prompt can't be answered, or not now.
@@ -221,7 +232,7 @@ class Service:
                 params=params,
                 asker=asker,
                 prompts=[prompt.token_ids for prompt in prompts],
-                start=lambda: self._start(prompts, params, asker, ticket, prefill_only, remember),
+                start=lambda: self._start(prompts, params, asker, ticket, prefill_only, remember, calls),
                 on_replay=lambda output: self._remember_all(output, asker.namespace) if remember else None,
             )
             started, reuse = await self._reuse.begin(asked)
@@ -241,6 +252,7 @@ class Service:
         ticket: Ticket,
         prefill_only: bool,
         remember: bool,
+        calls: CallReading | None,
     ) -> Started:
         ticket.charge(sum(len(prompt.token_ids) for prompt in prompts))
         outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in prompts]
@@ -250,6 +262,7 @@ class Service:
             self.tokenizer,
             self.loaded.engine,
             lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
+            calls,
         )
         requests = [
             self._request(output, params, asker, prefill_only, prompt.leases)

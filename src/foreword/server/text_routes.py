@@ -63,8 +63,8 @@ def text_routes(service: Service) -> list[Route]:
         messages = body.template_messages()
         if messages is None:
             raise ApiError(400, "messages: expected messages", "messages")
-        add = body.add_generation_prompt
-        text = await service.queued(lambda: service.render_chat(messages, add_generation_prompt=add))
+        tools, add = body.template_tools(), body.add_generation_prompt
+        text = await service.queued(lambda: service.render_chat(messages, tools=tools, add_generation_prompt=add))
         return json_response({"prompt": text})
 
     return [

@@ -16,6 +16,8 @@ from foreword.text.template_functions import RefusalError
 from foreword.text.template_limits import LimitError, Meter
 from foreword.text.template_sandbox import TemplateEnvironment
 from foreword.text.tokenizer import Tokenizer
+from foreword.text.tool_formats import HERMES, MISTRAL, ToolFormat, tool_format
+from foreword.text.tool_prompt import mentions_tools, with_short_ids, with_tools_told
 
 MAX_TEMPLATE_CHARACTERS = 64 << 10
 MAX_OUTPUT_CHARACTERS = 32 << 20
@@ -32,6 +34,7 @@ CHATML = (
 """Used for a model without a template whose vocabulary has the tokens of this one."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_TOOL_FILE = Path("additional_chat_templates") / "tool_use.jinja"
 
 
 class ChatTemplate:
@@ -39,14 +42,26 @@ class ChatTemplate:
 
     The template may come from an untrusted file: it runs in a sandbox, and a template that is broken, hostile or not
     meant for a conversation makes the request fail, not the model's load. It is compiled at first use.
+
+    `tool_source` is the one for conversations with tools, where the model brings two. One that doesn't know of tools is
+    given them in the words of `foreword.text.tool_prompt`.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, *, clock: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self,
+        source: str,
+        tokenizer: Tokenizer,
+        *,
+        tool_source: str | None = None,
+        clock: Callable[[], datetime] = datetime.now,
+    ) -> None:
         self.source = source
+        self.tool_source = tool_source or source
         self._tokenizer = tokenizer
         self._environment = TemplateEnvironment(clock)
-        self._compiled: Template | None = None
-        self._guard = ForgeryGuard(tokenizer, source)
+        self._compiled: dict[str, Template] = {}
+        self._knows_tools: dict[str, bool] = {}
+        self._guard = ForgeryGuard(tokenizer, self.source + self.tool_source)
         self._constants = {
             name: tokenizer.token_text(token_id)
             for name, token_id in (
@@ -68,7 +83,8 @@ class ChatTemplate:
             InvalidRequestError: there is none, so the model can't chat.
         """
         source = metadata.get("tokenizer.chat_template")
-        return cls(_chosen(source, tokenizer), tokenizer, clock=clock)
+        tool_source = _text_or_none(metadata.get("tokenizer.chat_template.tool_use"))
+        return cls(_chosen(source, tokenizer), tokenizer, tool_source=tool_source, clock=clock)
 
     @classmethod
     def from_folder(
@@ -76,17 +92,35 @@ class ChatTemplate:
     ) -> "ChatTemplate":
         """The template in `chat_template.jinja` or `tokenizer_config.json` of a model's folder, or ChatML.
 
+        One for tools is `additional_chat_templates/tool_use.jinja`, or the one named `tool_use`.
+
         Raises:
             InvalidRequestError: there is none, so the model can't chat.
             ModelFormatError: a file is malformed.
         """
         folder = Path(folder)
-        source: object = None
+        named: dict[object, object] = {}
         if (folder / "chat_template.jinja").is_file():
-            source = _read_text(folder / "chat_template.jinja")
+            named = {"default": _read_text(folder / "chat_template.jinja")}
+            if (folder / _TOOL_FILE).is_file():
+                named["tool_use"] = _read_text(folder / _TOOL_FILE)
         elif (folder / "tokenizer_config.json").is_file():
-            source = _named_default(read_json(folder / "tokenizer_config.json", MAX_CONFIG_BYTES).get("chat_template"))
-        return cls(_chosen(source, tokenizer), tokenizer, clock=clock)
+            named = _by_name(read_json(folder / "tokenizer_config.json", MAX_CONFIG_BYTES).get("chat_template"))
+        tool_source = _text_or_none(named.get("tool_use"))
+        return cls(_chosen(named.get("default"), tokenizer), tokenizer, tool_source=tool_source, clock=clock)
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls, or None where its template asks for a way that can't be read here."""
+        return tool_format(self.tool_source) if self._reads_tools(self.tool_source) else HERMES
+
+    @property
+    def call_token_ids(self) -> frozenset[int]:
+        """Special tokens that are part of a tool call as the model writes it."""
+        form = self.tool_format
+        texts = () if form is None else (form.opener, form.closer or "")
+        special = self._tokenizer.special_tokens
+        return frozenset(special[text] for text in texts if text in special)
 
     def render(
         self,
@@ -100,7 +134,7 @@ class ChatTemplate:
 
         Args:
             messages: mappings with `role`, `content` (text, or a list of text parts), and what else the template reads.
-            tools: JSON schemas of functions the model may call.
+            tools: JSON schemas of functions the model may call, each `{"type": "function", "function": {…}}`.
             add_generation_prompt: end where the assistant's answer begins.
             kwargs: further variables of the template.
 
@@ -139,10 +173,17 @@ class ChatTemplate:
                 raise InvalidRequestError("chat_template_kwargs", "names that are not the template's own", name)
         if tools is not None and not isinstance(tools, list | tuple):
             raise InvalidRequestError("tools", "a list of JSON schemas", tools)
+        plain, told = plain_messages(messages), plain_value(tools or None, "tools")
+        if told or mentions_tools(plain):
+            source = self.tool_source if told else self.source
+            if not self._reads_tools(source):
+                plain, told = with_tools_told(plain, told), None
+            elif tool_format(source) is MISTRAL:
+                plain = with_short_ids(plain)
         return {
             **plain_value(dict(kwargs), "chat_template_kwargs"),
-            "messages": plain_messages(messages),
-            "tools": plain_value(tools, "tools"),
+            "messages": plain,
+            "tools": told,
             "add_generation_prompt": bool(add_generation_prompt),
         }
 
@@ -151,7 +192,7 @@ class ChatTemplate:
         size = sum(map(len, strings_in(variables)))
         try:
             with self._environment.metered(Meter(size)):
-                return "".join(_bounded(self._template().generate(**{**self._constants, **variables})))
+                return "".join(_bounded(self._template(variables).generate(**{**self._constants, **variables})))
         except LimitError as error:
             raise InvalidRequestError("chat_template", "a template that ends in bounds", str(error)) from None
         except RefusalError as error:
@@ -161,12 +202,20 @@ class ChatTemplate:
             detail = f"{type(error).__name__}: {error}"
             raise InvalidRequestError("chat_template", "a template that can write this conversation", detail) from None
 
-    def _template(self) -> Template:
-        if self._compiled is None:
-            if len(self.source) > MAX_TEMPLATE_CHARACTERS:
-                raise LimitError(f"{len(self.source)} characters; at most {MAX_TEMPLATE_CHARACTERS} are accepted")
-            self._compiled = self._environment.from_string(self.source)
-        return self._compiled
+    def _template(self, variables: Mapping[str, Any]) -> Template:
+        source = self.tool_source if variables["tools"] else self.source
+        if source not in self._compiled:
+            if len(source) > MAX_TEMPLATE_CHARACTERS:
+                raise LimitError(f"{len(source)} characters; at most {MAX_TEMPLATE_CHARACTERS} are accepted")
+            self._compiled[source] = self._environment.from_string(source)
+        return self._compiled[source]
+
+    def _reads_tools(self, source: str) -> bool:
+        """True if a template uses the variable `tools`; one that is broken is left to fail where it is run."""
+        if source not in self._knows_tools:
+            is_short = len(source) <= MAX_TEMPLATE_CHARACTERS
+            self._knows_tools[source] = not is_short or self._environment.reads(source, "tools")
+        return self._knows_tools[source]
 
 
 def _bounded(pieces: Iterator[str]) -> Iterator[str]:
@@ -186,12 +235,15 @@ def _chosen(source: object, tokenizer: Tokenizer) -> str:
     raise InvalidRequestError("messages", "a model with a chat template; this one takes plain prompts only", source)
 
 
-def _named_default(source: object) -> object:
+def _by_name(source: object) -> dict[object, object]:
     """`tokenizer_config.json` may hold several templates by name."""
     if not isinstance(source, list):
-        return source
-    named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-    return named.get("default")
+        return {"default": source}
+    return {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+
+
+def _text_or_none(source: object) -> str | None:
+    return source if isinstance(source, str) and source else None
 
 
 def _read_text(path: Path) -> str:

@@ -17,11 +17,17 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        """Args: `prompt_ids`: what stands before the first new token; only its last characters are looked at."""
+        """Begin behind a prompt, of which only the end is read; `shown` are special tokens that are text as well."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._drops_space = tokenizer.adds_leading_space
         tail = self._tail(prompt_ids)
@@ -42,7 +48,7 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"", final=True)
 
     def _bytes_of(self, token_id: int) -> bytes:
-        if self._tokenizer.is_special(token_id) and self._skip:
+        if self._tokenizer.is_special(token_id) and self._skip and token_id not in self._shown:
             return b""
         data = self._tokenizer.token_bytes(token_id)
         if data and self._drops_space:

@@ -16,6 +16,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -133,6 +134,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             yield
         finally:
             self._local.meter = None
+
+    def reads(self, source: str, name: str) -> bool:
+        """True if a template uses a variable of this name that it doesn't set itself, and of one that is broken."""
+        try:
+            return name in find_undeclared_variables(self.parse(source))
+        except Exception:  # whatever a stranger's template raises, it will raise again when it is run
+            return True
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)

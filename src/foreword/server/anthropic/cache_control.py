@@ -12,6 +12,8 @@ MAX_BREAKPOINTS = 4
 DEFAULT_TTL = "5m"
 SYSTEM = -1
 """Number of the message that a slot of the system prompt belongs to."""
+TOOLS = -2
+"""And of one on a tool."""
 
 
 class CacheControl(msgspec.Struct, forbid_unknown_fields=True):

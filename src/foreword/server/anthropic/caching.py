@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import msgspec
 
-from foreword.server.anthropic.cache_control import SYSTEM, Slot
+from foreword.server.anthropic.cache_control import SYSTEM, TOOLS, Slot
 from foreword.server.anthropic.schema import Conversation, InputMessage
+from foreword.server.anthropic.tools import tools_of
 from foreword.server.cache_policy.plan import EnginePlan
 from foreword.server.cache_policy.points import CachePoint, PointMap, lease
 from foreword.server.context import Asker
@@ -35,8 +36,10 @@ def cache_points(service: Service, body: Conversation, asker: Asker) -> list[Cac
 
     def beginning(slot: Slot) -> Callable[[], list[int]]:
         def encode() -> list[int]:
-            messages = _cut(body, slot).template_messages()[:-1]
-            return service.encode_chat(messages, asker.namespace, add_generation_prompt=False).token_ids
+            cut = _cut(body, slot)
+            messages, tools = cut.template_messages(), [tool.as_json() for tool in tools_of(cut.tools)]
+            begun = messages[:-1] or messages  # a template wants a message even where only tools are asked after
+            return service.encode_chat(begun, asker.namespace, tools=tools, add_generation_prompt=False).token_ids
 
         return encode
 
@@ -44,7 +47,12 @@ def cache_points(service: Service, body: Conversation, asker: Asker) -> list[Cac
 
 
 def _cut(body: Conversation, slot: Slot) -> Conversation:
-    """The conversation up to the end of a block, and one message more."""
+    """The conversation up to the end of a block, and one message more.
+
+    Of a tool, with the whole system text: a template may write it first.
+    """
+    if slot.message == TOOLS:
+        return msgspec.structs.replace(body, tools=(body.tools or [])[: slot.block + 1], messages=[_CLOSING])
     system, messages = body.system, list(body.messages[: slot.message + 1])
     if slot.message == SYSTEM:
         messages = []

@@ -12,6 +12,8 @@ from foreword.llm.outputs import RequestOutput
 from foreword.server.account import Account
 from foreword.server.anthropic.caching import with_cache
 from foreword.server.anthropic.schema import Conversation, CountRequest, MessagesRequest
+from foreword.server.anthropic.tools import tool_block
+from foreword.server.call_reading import CallReader, CallReading
 from foreword.server.context import Asker, asker_of
 from foreword.server.errors import ApiError, anthropic_body
 from foreword.server.generation import Generation, Piece
@@ -19,6 +21,8 @@ from foreword.server.response_fields import question_of
 from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect, named_event
 from foreword.server.status_routes import json_response
+from foreword.text.tool_calls import ToolCallDelta
+from foreword.text.tools import ToolCall
 
 
 def message_routes(service: Service) -> list[Route]:
@@ -29,7 +33,8 @@ def message_routes(service: Service) -> list[Route]:
         body = await service.bodies.read(request, message_decoder)
         service.check_model(body.model)
         body.check()
-        answer = MessageAnswer(service, body)
+        calls = body.tool_use().reading(service.chat_template)
+        answer = MessageAnswer(service, body, calls)
         params, asker = body.sampling_params(), asker_of(request, body.cache_salt)
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
         generation = await service.generate(
@@ -39,6 +44,7 @@ def message_routes(service: Service) -> list[Route]:
             prefill_only=warms,
             remember=not warms,
             question=None if warms else question_of(request, body),  # what warms must reach the cache of prefixes
+            calls=calls,
         )
         if body.stream:
             return EventStream(generation, MessageWriter(answer, generation), service.limits.ping_interval_s)
@@ -59,14 +65,15 @@ def message_routes(service: Service) -> list[Route]:
 
 
 def _encoder(service: Service, body: Conversation, asker: Asker) -> Callable[[], Prompt]:
-    turns, prefill = body.template_messages(), body.prefill()
-    return lambda: service.encode_chat(turns, asker.namespace, prefill=prefill)
+    turns, tools, prefill = body.template_messages(), body.tool_use().as_json(), body.prefill()
+    return lambda: service.encode_chat(turns, asker.namespace, tools=tools, prefill=prefill)
 
 
 class MessageAnswer:
     """Writes one answer's objects."""
 
-    def __init__(self, service: Service, body: MessagesRequest) -> None:
+    def __init__(self, service: Service, body: MessagesRequest, calls: CallReading | None) -> None:
+        self._calls = calls
         self._id = f"msg_{secrets.token_hex(12)}"
         self._model = body.model
         self._max_tokens = body.max_tokens
@@ -75,9 +82,14 @@ class MessageAnswer:
     def whole(self, generation: Generation) -> dict[str, object]:
         """The message, complete."""
         text = generation.outputs[0].outputs[0].text
-        content: list[object] = [{"type": "text", "text": text, "citations": None}] if text else []
-        reason, stop = self.stop(generation.outputs[0])
-        return self.message(content, generation.usage, reason, stop)
+        parts = self._calls.parse(text) if self._calls is not None else [text] if text else []
+        has_calls = any(isinstance(part, ToolCall) for part in parts)
+        reason, stop = self.stop(generation.outputs[0], has_calls=has_calls)
+        return self.message([_block(part) for part in parts], generation.usage, reason, stop)
+
+    def reader(self) -> CallReader:
+        """For the stream."""
+        return CallReader(self._calls)
 
     def message(
         self, content: list[object], tokens: Account, stop_reason: str | None = None, stop_sequence: str | None = None
@@ -94,10 +106,12 @@ class MessageAnswer:
             "usage": {**tokens.anthropic(), "service_tier": "standard"},
         }
 
-    def stop(self, output: RequestOutput) -> tuple[str, str | None]:
+    def stop(self, output: RequestOutput, *, has_calls: bool) -> tuple[str, str | None]:
         """Why an answer ended, and the stop sequence that ended it, if one did."""
         answer = output.outputs[0]
         if answer.finish_reason == "stop":
+            if has_calls and not isinstance(answer.stop_reason, str):
+                return "tool_use", None
             return ("stop_sequence", answer.stop_reason) if isinstance(answer.stop_reason, str) else ("end_turn", None)
         known = len(output.prompt_token_ids) + len(answer.token_ids)
         is_full = known >= self._max_model_len and len(answer.token_ids) < self._max_tokens
@@ -105,7 +119,7 @@ class MessageAnswer:
 
 
 class MessageWriter:
-    """Events of a message, in Anthropic's order. A block begins with the first text: an empty answer has none."""
+    """Events of a message, in Anthropic's order. A block begins with its first text: an empty answer has none."""
 
     ping = named_event("ping", {"type": "ping"})
 
@@ -113,7 +127,9 @@ class MessageWriter:
         self._answer = answer
         self._generation = generation
         self._has_begun = False
-        self._has_block = False
+        self._block: str | None = None  # kind of the block that is open
+        self._num_blocks = 0
+        self._reader = answer.reader()
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
         """The beginning, and text as it comes."""
@@ -121,11 +137,11 @@ class MessageWriter:
 
     def end(self) -> bytes:
         """The reason, the account and the end."""
-        reason, stop = self._answer.stop(self._generation.outputs[0])
+        reason, stop = self._answer.stop(self._generation.outputs[0], has_calls=self._reader.has_calls(0))
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = self._generation.usage.anthropic()
         del usage["cache_creation"]  # a delta's usage has no such field
-        parts = [_event("content_block_stop", index=0)] if self._has_block else []
+        parts = self._close()
         parts += [_event("message_delta", delta=delta, usage=usage), _event("message_stop")]
         return b"".join(parts)
 
@@ -139,13 +155,40 @@ class MessageWriter:
             self._has_begun = True
             message = self._answer.message([], self._generation.told([piece.usage]))
             parts.append(_event("message_start", message=message))
-        if piece.text:
-            if not self._has_block:
-                self._has_block = True
-                block = {"type": "text", "text": "", "citations": None}
-                parts.append(_event("content_block_start", index=0, content_block=block))
-            parts.append(_event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece.text}))
+        for event in self._reader.read(0, piece.text, is_last=piece.finish_reason is not None):
+            parts += self._said(event) if isinstance(event, str) else self._called(event)
         return parts
+
+    def _said(self, text: str) -> list[bytes]:
+        parts = [] if self._block == "text" else self._open("text", _block(""))
+        return [*parts, self._delta({"type": "text_delta", "text": text})]
+
+    def _called(self, delta: ToolCallDelta) -> list[bytes]:
+        parts = [] if delta.name is None else self._open("tool_use", tool_block(delta.name, {}))
+        if delta.arguments:
+            parts.append(self._delta({"type": "input_json_delta", "partial_json": delta.arguments}))
+        return parts
+
+    def _open(self, kind: str, block: object) -> list[bytes]:
+        parts = self._close()
+        self._block = kind
+        return [*parts, _event("content_block_start", index=self._num_blocks, content_block=block)]
+
+    def _close(self) -> list[bytes]:
+        if self._block is None:
+            return []
+        self._block = None
+        self._num_blocks += 1
+        return [_event("content_block_stop", index=self._num_blocks - 1)]
+
+    def _delta(self, delta: dict[str, object]) -> bytes:
+        return _event("content_block_delta", index=self._num_blocks, delta=delta)
+
+
+def _block(part: str | ToolCall) -> dict[str, object]:
+    if isinstance(part, ToolCall):
+        return tool_block(part.name, msgspec.Raw(part.arguments.encode()))
+    return {"type": "text", "text": part, "citations": None}
 
 
 def _event(name: str, **fields: object) -> bytes:

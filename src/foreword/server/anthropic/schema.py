@@ -1,5 +1,6 @@
 """What Anthropic's clients send, as strict types. Classes of fields as in `foreword.server.openai.schema`."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -7,9 +8,12 @@ from msgspec import Meta
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.server.anthropic.cache_control import SYSTEM, CacheControl, Slot, resolve_breakpoints
+from foreword.server.anthropic.tools import ToolChoice, tool_slots, tool_use
 from foreword.server.errors import ApiError
 from foreword.server.limits import MAX_MESSAGES
 from foreword.server.tenants import check_salt
+from foreword.server.tool_use import ToolUse, result_name
+from foreword.text.tools import MAX_TOOLS, call_json
 
 MESSAGES_IGNORED = ("inference_geo", "metadata", "service_tier", "user_profile_id")
 MESSAGES_REFUSED = (
@@ -18,16 +22,12 @@ MESSAGES_REFUSED = (
     "output_config",
     "speed",
     "thinking",
-    "tool_choice",
-    "tools",
     "workspace_id",
 )
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "output_config": ({},),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "none"},),
-    "tools": ([],),
 }
 
 
@@ -47,12 +47,40 @@ class DocumentBlock(msgspec.Struct, tag="document", tag_field="type"):
     """Not supported."""
 
 
-class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type"):
-    """Not supported yet."""
+class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type", forbid_unknown_fields=True):
+    """A call in an earlier answer. What the last two say is of Anthropic's own tools: ignored."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Any = None
+    toolset_name: Any = None
 
 
-class ToolResultBlock(msgspec.Struct, tag="tool_result", tag_field="type"):
-    """Not supported yet."""
+class ToolResultBlock(msgspec.Struct, tag="tool_result", tag_field="type", forbid_unknown_fields=True):
+    """What a tool answered."""
+
+    tool_use_id: str
+    content: "str | list[TextBlock | ImageBlock | DocumentBlock | OtherResult] | None" = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: Any = None
+
+
+class SearchResultBlock(msgspec.Struct, tag="search_result", tag_field="type"):
+    """Not supported."""
+
+
+class ToolReferenceBlock(msgspec.Struct, tag="tool_reference", tag_field="type"):
+    """Not supported."""
+
+
+class BrowserStateBlock(msgspec.Struct, tag="browser_state", tag_field="type"):
+    """Not supported."""
+
+
+OtherResult = SearchResultBlock | ToolReferenceBlock | BrowserStateBlock
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type"):
@@ -81,8 +109,8 @@ class Conversation(msgspec.Struct, kw_only=True):
     output_config: Any = None
     speed: Any = None
     thinking: Any = None
-    tool_choice: Any = None
-    tools: Any = None
+    tool_choice: ToolChoice | None = None
+    tools: Annotated[list[Any], Meta(max_length=MAX_TOOLS)] | None = None
     user_profile_id: Any = None
     workspace_id: Any = None
 
@@ -99,18 +127,27 @@ class Conversation(msgspec.Struct, kw_only=True):
                 raise ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
         self.slots()
 
+    def tool_use(self) -> ToolUse:
+        """What is said of tools.
+
+        Raises:
+            ApiError, InvalidRequestError: 400.
+        """
+        return tool_use(self.tools, self.tool_choice)
+
     def template_messages(self) -> list[dict[str, object]]:
         """System and turns with text as content; the last turn may be the beginning of the answer, see `prefill`.
 
         Raises:
-            ApiError: 400, content that isn't text, or is empty.
+            ApiError: 400, content that isn't text, a call or its result, or is empty.
         """
         plain: list[dict[str, object]] = []
         if self.system:
             plain.append({"role": "system", "content": _text(self.system, "system")})
         turns = self.messages[:-1] if self._has_prefill else self.messages
+        calls: list[tuple[str, str]] = []  # ids and names, so far
         for index, message in enumerate(turns):
-            plain.append({"role": message.role, "content": _text(message.content, f"messages[{index}].content")})
+            plain += _plain(message, f"messages[{index}].content", calls)
         return plain
 
     def prefill(self) -> str:
@@ -140,7 +177,7 @@ class Conversation(msgspec.Struct, kw_only=True):
         return resolve_breakpoints(self._slots(), self.cache_control)
 
     def _slots(self) -> list[Slot]:
-        slots: list[Slot] = []
+        slots = tool_slots(self.tools)
         if isinstance(self.system, list):
             slots += [_slot(block, f"system[{index}]", SYSTEM, index) for index, block in enumerate(self.system)]
         elif self.system:
@@ -196,10 +233,50 @@ def _slot(block: Block, where: str, message: int, index: int) -> Slot:
     kind = str(block.__struct_config__.tag)
     if isinstance(block, TextBlock):
         return Slot(where, block.cache_control, bool(block.text), message, index, kind)
-    return Slot(where, None, True, message, index, kind)
+    control = block.cache_control if isinstance(block, ToolUseBlock | ToolResultBlock) else None
+    return Slot(where, control, True, message, index, kind)
 
 
-def _text(content: "str | list[Block] | list[TextBlock]", where: str) -> str:
+def _plain(message: InputMessage, where: str, calls: list[tuple[str, str]]) -> list[dict[str, object]]:
+    """A turn as messages of the template: each result one of its own, what is said between them too."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": _text(message.content, where)}]
+    plain: list[dict[str, object]] = []
+    texts: list[Block] = []
+    made: list[dict[str, object]] = []
+    for index, block in enumerate(message.content):
+        at = f"{where}[{index}]"
+        if isinstance(block, ToolUseBlock):
+            if message.role != "assistant":
+                raise ApiError(400, f"{at}: only the assistant calls tools", at)
+            made.append(call_json(block.id, block.name, block.input))
+            calls.append((block.id, block.name))
+        elif isinstance(block, ToolResultBlock):
+            if message.role != "user":
+                raise ApiError(400, f"{at}: only the user gives results of tools", at)
+            plain += [{"role": "user", "content": _text(texts, where)}] if texts else []
+            texts = []
+            name = result_name(calls, block.tool_use_id, f"{at}.tool_use_id")
+            said = _result(block, at)
+            plain.append({"role": "tool", "content": said, "name": name, "tool_call_id": block.tool_use_id})
+        else:
+            _text([block], where, index)
+            texts.append(block)
+    if made:
+        plain.append({"role": message.role, "content": _text(texts, where) if texts else "", "tool_calls": made})
+    elif texts or not plain:
+        plain.append({"role": message.role, "content": _text(texts, where)})
+    return plain
+
+
+def _result(block: ToolResultBlock, where: str) -> str:
+    content = block.content
+    said = content if isinstance(content, str) else _text(content, f"{where}.content") if content else ""
+    return f"Error: {said}" if block.is_error else said
+
+
+def _text(content: "str | Sequence[Block | OtherResult]", where: str, first: int = 0) -> str:
+    """Text of blocks; `first` is the number of the first one, for errors."""
     if isinstance(content, str):
         if not content:
             raise ApiError(400, f"{where}: expected text that is not empty", where)
@@ -207,7 +284,7 @@ def _text(content: "str | list[Block] | list[TextBlock]", where: str) -> str:
     if not content:
         raise ApiError(400, f"{where}: expected at least one block", where)
     texts = []
-    for index, block in enumerate(content):
+    for index, block in enumerate(content, first):
         at = f"{where}[{index}]"
         if not isinstance(block, TextBlock):
             kind = block.__struct_config__.tag

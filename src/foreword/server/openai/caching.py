@@ -70,7 +70,9 @@ def _beginning(
             content = messages[-1].content
             assert isinstance(content, list)
             messages[-1] = msgspec.structs.replace(messages[-1], content=content[: part + 1])
-        plain, kwargs = plain_messages(messages), body.chat_template_kwargs
-        return service.encode_chat(plain, asker.namespace, add_generation_prompt=False, kwargs=kwargs).token_ids
+        plain, kwargs, tools = plain_messages(messages), body.chat_template_kwargs, body.tool_use().as_json()
+        return service.encode_chat(
+            plain, asker.namespace, tools=tools, add_generation_prompt=False, kwargs=kwargs
+        ).token_ids
 
     return encode

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.routing import Route
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import PositionLogprobs
+from foreword.server.call_reading import CallReader, CallReading
 from foreword.server.context import asker_of
 from foreword.server.errors import ApiError, openai_body
 from foreword.server.generation import Generation, Piece
@@ -18,10 +20,12 @@ from foreword.server.openai.caching import with_cache
 from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatRequest
+from foreword.server.openai.tools import call_delta, call_object
 from foreword.server.response_fields import question_of
 from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
+from foreword.text.tools import ToolCall
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -36,11 +40,12 @@ def chat_routes(service: Service) -> list[Route]:
         service.check_model(body.model)
         body.check()
         params, messages = body.sampling_params(), plain_messages(body.messages)
-        answer = ChatAnswer(service, body.model, params)
         asker, kwargs = asker_of(request, body.cache_salt), body.chat_template_kwargs
+        use = body.tool_use()
+        tools, calls = use.as_json(), use.reading(service.chat_template)
 
         def encode() -> Sequence[Prompt]:
-            prompt = service.encode_chat(messages, asker.namespace, kwargs=kwargs)
+            prompt = service.encode_chat(messages, asker.namespace, tools=tools, kwargs=kwargs)
             return [with_cache(service, body, asker, prompt)]
 
         warms = body.prewarms
@@ -51,7 +56,9 @@ def chat_routes(service: Service) -> list[Route]:
             prefill_only=warms,
             remember=not warms,
             question=None if warms else question_of(request, body),
+            calls=calls,
         )
+        answer = ChatAnswer(service, body.model, params, calls)
         if body.stream:
             writer = ChatWriter(answer, params.n, includes_usage=body.includes_usage, account_of=generation)
             return EventStream(generation, writer, service.limits.ping_interval_s)
@@ -64,23 +71,30 @@ def chat_routes(service: Service) -> list[Route]:
 class ChatAnswer:
     """Writes one answer's objects; id, time and model are the same in all of them."""
 
-    def __init__(self, service: Service, model: str, params: SamplingParams) -> None:
+    def __init__(self, service: Service, model: str, params: SamplingParams, calls: CallReading | None = None) -> None:
         self._tokenizer = service.tokenizer
         self._params = params
+        self._calls = calls
         self._head = {"id": f"chatcmpl-{secrets.token_hex(16)}", "created": int(time.time()), "model": model}
         self._fingerprint = service.fingerprint
 
+    def reader(self) -> CallReader:
+        """For the stream."""
+        return CallReader(self._calls, self._params.n)
+
     def whole(self, generation: Generation) -> dict[str, object]:
         """`chat.completion`."""
-        choices = [
-            {
-                "index": answer.index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": self._logprobs(answer.token_ids, answer.logprobs or []),
-                "finish_reason": answer.finish_reason,
-            }
-            for answer in generation.outputs[0].outputs
-        ]
+        choices = []
+        for answer in generation.outputs[0].outputs:
+            message = self._message(answer.text)
+            choices.append(
+                {
+                    "index": answer.index,
+                    "message": message,
+                    "logprobs": self._logprobs(answer.token_ids, answer.logprobs or []),
+                    "finish_reason": finish_reason(answer.finish_reason, has_calls="tool_calls" in message),
+                }
+            )
         return {
             **self._head,
             "object": "chat.completion",
@@ -88,6 +102,15 @@ class ChatAnswer:
             "usage": generation.usage.openai(),
             "system_fingerprint": self._fingerprint,
         }
+
+    def _message(self, text: str) -> dict[str, object]:
+        if self._calls is None:
+            return {"role": "assistant", "content": text, "refusal": None}
+        parts = self._calls.parse(text)
+        made = [call_object(part) for part in parts if isinstance(part, ToolCall)]
+        said = "".join(part for part in parts if isinstance(part, str))
+        message: dict[str, object] = {"role": "assistant", "content": said, "refusal": None}
+        return message | {"content": said or None, "tool_calls": made} if made else message
 
     def chunk(self, choices: list[dict[str, object]], usage: dict[str, object] | None = None) -> bytes:
         """`chat.completion.chunk` as an event."""
@@ -102,7 +125,7 @@ class ChatAnswer:
 
     def choice(self, index: int, delta: dict[str, object], piece: Piece | None = None) -> dict[str, object]:
         """A chunk's choice, with the piece's logprobs."""
-        found = None if piece is None or not piece.token_ids else self._logprobs(piece.token_ids, piece.logprobs)
+        found = None if piece is None or not piece.logprobs else self._logprobs(piece.token_ids, piece.logprobs)
         return {"index": index, "delta": delta, "logprobs": found, "finish_reason": None}
 
     def _logprobs(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> dict[str, object] | None:
@@ -127,6 +150,7 @@ class ChatWriter:
         self._includes_usage = includes_usage
         self._generation = account_of
         self._silent = set(range(n))
+        self._reader = answer.reader()
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
         """One chunk a piece, and what belongs before and after it."""
@@ -147,9 +171,22 @@ class ChatWriter:
             self._silent.discard(piece.index)
             role: dict[str, object] = {"role": "assistant", "content": "", "refusal": None}
             parts.append(answer.chunk([answer.choice(piece.index, role)]))
-        if piece.text or (piece.token_ids and piece.logprobs):
-            parts.append(answer.chunk([answer.choice(piece.index, {"content": piece.text}, piece)]))
+        for delta in self._deltas(piece):
+            parts.append(answer.chunk([answer.choice(piece.index, delta, piece)]))
+            piece = replace(piece, logprobs=[])  # told once
         if piece.finish_reason is not None:
-            last = {**answer.choice(piece.index, {}), "finish_reason": piece.finish_reason}
-            parts.append(answer.chunk([last]))
+            reason = finish_reason(piece.finish_reason, has_calls=self._reader.has_calls(piece.index))
+            parts.append(answer.chunk([{**answer.choice(piece.index, {}), "finish_reason": reason}]))
         return parts
+
+    def _deltas(self, piece: Piece) -> list[dict[str, object]]:
+        deltas: list[dict[str, object]] = [
+            {"content": event} if isinstance(event, str) else {"tool_calls": [call_delta(event)]}
+            for event in self._reader.read(piece.index, piece.text, is_last=piece.finish_reason is not None)
+        ]
+        return deltas or ([{"content": ""}] if piece.token_ids and piece.logprobs else [])
+
+
+def finish_reason(reason: str | None, *, has_calls: bool) -> str | None:
+    """Why an answer ended: an end of its own behind calls means that it waits for their results."""
+    return "tool_calls" if has_calls and reason == "stop" else reason

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from foreword.server.errors import ApiError
 from foreword.server.openai.schema import ChatMessage, RefusalPart, TextPart, unsupported
+from foreword.server.openai.tools import FunctionCall
+from foreword.server.tool_use import result_name
+from foreword.text.tools import call_json
 
 _ROLES = {"developer": "system"}  # models we load know no developer; its words stand where a system's do
 
@@ -12,22 +15,43 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
     """Messages with text as content.
 
     Raises:
-        ApiError: 400, content that isn't text, or tool calls.
+        ApiError: 400, content that isn't text, a call that isn't one of a function, a result of no call.
     """
-    return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    calls: list[tuple[str, str]] = []  # ids and names, so far
+    return [_plain(message, f"messages[{index}]", calls) for index, message in enumerate(messages)]
 
 
-def _plain(message: ChatMessage, where: str) -> dict[str, object]:
-    for name in ("audio", "tool_calls", "function_call"):
+def _plain(message: ChatMessage, where: str, calls: list[tuple[str, str]]) -> dict[str, object]:
+    for name in ("audio", "function_call"):
         if getattr(message, name):
             raise unsupported(f"{where}.{name}")
-    if message.role in ("tool", "function"):
+    if message.role == "function":
         raise unsupported(f"{where}.role")
     content = _text(message, f"{where}.content")
     plain: dict[str, object] = {"role": _ROLES.get(message.role, message.role), "content": content}
     if message.name is not None:
         plain["name"] = message.name
+    if message.role == "tool":
+        at = f"{where}.tool_call_id"
+        if message.tool_call_id is None:
+            raise ApiError(400, f"{at}: expected the id of the call that this answers", at)
+        plain |= {"name": result_name(calls, message.tool_call_id, at), "tool_call_id": message.tool_call_id}
+    elif message.tool_calls:
+        made = _calls(message, where)
+        calls += [(call.id, call.function.name) for call in made]
+        plain["tool_calls"] = [call_json(call.id, call.function.name, call.function.arguments) for call in made]
     return plain
+
+
+def _calls(message: ChatMessage, where: str) -> list[FunctionCall]:
+    if message.role != "assistant":
+        raise ApiError(400, f"{where}.tool_calls: only the assistant calls tools", f"{where}.tool_calls")
+    made = []
+    for index, call in enumerate(message.tool_calls or ()):
+        if not isinstance(call, FunctionCall):
+            raise unsupported(f"{where}.tool_calls[{index}].custom")
+        made.append(call)
+    return made
 
 
 def _text(message: ChatMessage, where: str) -> str:

@@ -17,7 +17,9 @@ from msgspec import Meta
 from foreword.core.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from foreword.server.errors import ApiError
 from foreword.server.limits import MAX_CACHE_KEY, MAX_KWARGS_BYTES, MAX_LOGPROBS, MAX_MESSAGES, MAX_N
+from foreword.server.openai.tools import ChatTools, MessageCall, ToolChoice, tool_use
 from foreword.server.tenants import check_salt
+from foreword.server.tool_use import ToolUse
 
 N = Annotated[int, Meta(ge=1, le=MAX_N)]
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -30,7 +32,6 @@ Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 CHAT_IGNORED = (
     "metadata",
     "moderation",
-    "parallel_tool_calls",
     "prediction",
     "safety_identifier",
     "service_tier",
@@ -44,8 +45,6 @@ CHAT_REFUSED = (
     "modalities",
     "reasoning_effort",
     "response_format",
-    "tool_choice",
-    "tools",
     "verbosity",
     "web_search_options",
 )
@@ -106,14 +105,14 @@ class FilePart(msgspec.Struct, tag="file", tag_field="type"):
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message. Tool calls and their results are not supported yet."""
+    """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart | RefusalPart | ImagePart | AudioPart | FilePart] | None = None
     name: str | None = None
     refusal: str | None = None
     audio: Any = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[MessageCall] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
     annotations: Any = None  # sent back from an answer: ignored
@@ -179,11 +178,13 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
+    tools: ChatTools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     metadata: Any = None
     moderation: Any = None
-    parallel_tool_calls: bool | None = None
     prediction: Any = None
     prompt_cache_key: Annotated[str, Meta(max_length=MAX_CACHE_KEY)] | None = None
     prompt_cache_options: CacheOptions | None = None
@@ -198,8 +199,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     modalities: Any = None
     reasoning_effort: Any = None
     response_format: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -215,8 +214,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             "modalities": (["text"],),
             "reasoning_effort": ("none",),
             "response_format": ({"type": "text"},),
-            "tool_choice": ("none", "auto"),
-            "tools": ([],),
         }
         for name in CHAT_REFUSED:
             value = getattr(self, name)
@@ -235,6 +232,14 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     def prewarms(self) -> bool:
         """True when the prompt is only to be read and stored."""
         return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
+
+    def tool_use(self) -> ToolUse:
+        """What is said of tools.
+
+        Raises:
+            ApiError, InvalidRequestError: 400.
+        """
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def sampling_params(self) -> SamplingParams:
         """The engine's parameters."""

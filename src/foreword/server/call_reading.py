@@ -1,0 +1,56 @@
+"""Looking for calls of tools in the text of answers, whether it is being made or comes from the response cache."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foreword.text.tool_calls import ToolCallParser, ToolEvent, parse_tool_calls
+from foreword.text.tool_formats import ToolFormat
+from foreword.text.tools import ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """What to look for; in each answer all over again."""
+
+    form: ToolFormat
+    names: frozenset[str]
+    max_calls: int | None
+    shown: frozenset[int]  # special tokens that are part of a call
+
+    def parse(self, text: str) -> list[str | ToolCall]:
+        """A whole answer at once."""
+        return parse_tool_calls(text, self.form, self.names, max_calls=self.max_calls)
+
+    def parser(self) -> ToolCallParser:
+        """For one answer that comes in pieces."""
+        return ToolCallParser(self.form, self.names, max_calls=self.max_calls)
+
+    def is_enough(self, n: int) -> Callable[[int, str], bool]:
+        """For a `TextWatch` over n answers: True once one has all the calls it may have."""
+        if self.max_calls is None:
+            return lambda index, text: False
+        parsers = [self.parser() for _ in range(n)]
+
+        def read(index: int, text: str) -> bool:
+            parsers[index].push(text)
+            return parsers[index].is_done
+
+        return read
+
+
+class CallReader:
+    """Texts and calls of n streamed answers, or their text alone where there is no `reading`."""
+
+    def __init__(self, reading: CallReading | None, n: int = 1) -> None:
+        self._parsers = None if reading is None else [reading.parser() for _ in range(n)]
+
+    def read(self, index: int, text: str, *, is_last: bool) -> list[ToolEvent]:
+        """What a piece of one answer brings."""
+        if self._parsers is None:
+            return [text] if text else []
+        parser = self._parsers[index]
+        return [*parser.push(text), *(parser.finish() if is_last else [])]
+
+    def has_calls(self, index: int) -> bool:
+        """True when an answer has called a tool."""
+        return self._parsers is not None and self._parsers[index].num_calls > 0

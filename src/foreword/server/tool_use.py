@@ -1,0 +1,75 @@
+"""What a request says of tools, whichever dialect it is said in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foreword.core.errors import InvalidRequestError
+from foreword.server.call_reading import CallReading
+from foreword.server.errors import ApiError
+from foreword.text.chat_template import ChatTemplate
+from foreword.text.tools import Tool, check_tools
+
+ToolMode = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tools, and which of them the answer may or must call.
+
+    `none` leaves the tools in the prompt, so that what is stored of it stays in use, and calls in the text.
+
+    Raises:
+        InvalidRequestError: too many tools, two of one name, a choice that isn't among them.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    mode: ToolMode = "auto"
+    names: frozenset[str] | None = None  # only these; None for all
+    is_parallel: bool = True  # more than one call in an answer
+
+    def __post_init__(self) -> None:
+        check_tools(self.tools)
+        known = {tool.name for tool in self.tools}
+        if self.mode == "required" and not self.tools:
+            raise InvalidRequestError("tool_choice", "tools to choose from", "none")
+        if self.names is not None and (not self.names or not self.names <= known):
+            raise InvalidRequestError("tool_choice", "names of given tools", sorted(self.names - known))
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The tools as templates take them."""
+        return [tool.as_json() for tool in self.tools]
+
+    @property
+    def allowed(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return tuple(tool for tool in self.tools if self.names is None or tool.name in self.names)
+
+    def reading(self, template: ChatTemplate) -> CallReading | None:
+        """How to look for calls in the answer; None when there can be none.
+
+        Raises:
+            ApiError: 400, the model writes calls in a way that can't be read here.
+        """
+        if not self.tools or self.mode == "none":
+            return None
+        if self.mode == "required":
+            raise ApiError(400, "tool_choice: only none and auto are supported", "tool_choice", "unsupported_parameter")
+        form = template.tool_format
+        if form is None:
+            told = "tools: this model's chat template has a format for tool calls that this server can't read"
+            raise ApiError(400, told, "tools", "unsupported_parameter")
+        names = frozenset(tool.name for tool in self.allowed)
+        return CallReading(form, names, None if self.is_parallel else 1, template.call_token_ids)
+
+
+def result_name(calls: Sequence[tuple[str, str]], call_id: str, where: str) -> str:
+    """The tool whose call a result answers, by the ids and names of earlier calls.
+
+    Raises:
+        ApiError: 400, no earlier call has this id.
+    """
+    for known, name in reversed(calls):
+        if known == call_id:
+            return name
+    raise ApiError(400, f"{where}: expected the id of a call in an earlier message", where)

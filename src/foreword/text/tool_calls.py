@@ -1,0 +1,322 @@
+"""Finds tool calls in an answer that arrives in pieces.
+
+A call is known when its JSON is complete, names a given tool and holds an object of arguments; until then it is held
+back, for a call that turns out to be malformed is text like any other, to the letter. The text is read one character
+at a time, so what comes out doesn't depend on how it was cut into pieces.
+
+White space before a call is dropped, and so is what follows one unless more text comes: in it a template writes what
+it likes when the conversation is rendered again.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
+
+from foreword.text.stop import StopChecker
+from foreword.text.tool_formats import ToolFormat
+from foreword.text.tools import ToolCall
+
+MAX_DEPTH = 64
+_SPACE = " \t\r\n"
+_OUTSIDE_STRINGS = frozenset(_SPACE + ",:+-.0123456789Eaeflnrstu")  # white space, separators, numbers, true false null
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A part of the call with this number: the name comes with the first part, and only with it."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+ToolEvent = str | ToolCallDelta
+"""Text, or a part of a call."""
+
+
+class ToolCallParser:
+    """Reads one answer. After `max_calls` calls it `is_done`, and all that follows is dropped.
+
+    Cost: O(1) for each character, and O(its length) once for each call.
+    """
+
+    def __init__(self, form: ToolFormat, names: Collection[str], *, max_calls: int | None = None) -> None:
+        self._form = form
+        self._names = names
+        self._max_calls = max_calls
+        self._state = _State.START if form.starts_bare else _State.TEXT
+        self._opener = StopChecker([form.opener])
+        self._gap = ""  # white space that may turn out to stand before a call
+        self._body: list[str] = []  # what may be a call, its opener first
+        self._held = ""  # what follows a call
+        self._scanner = _JsonScanner()
+        self._num_calls = 0
+        self._is_behind_call = False
+        self._events: list[ToolEvent] = []
+
+    @property
+    def num_calls(self) -> int:
+        """Calls found so far."""
+        return self._num_calls
+
+    @property
+    def is_done(self) -> bool:
+        """True when no more calls are wanted, and the last one is closed."""
+        return self._is_full and (self._form.closer is None or self._state is not _State.BEHIND)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._max_calls is not None and self._num_calls >= self._max_calls
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """Take the next piece of the answer; returns what is certain now."""
+        for character in text:
+            if self.is_done:
+                break
+            self._take(character)
+        return self._taken()
+
+    def finish(self) -> list[ToolEvent]:
+        """The answer is over: what was held back is text, but for what is left of a call's end."""
+        if self._is_full:
+            return self._taken()
+        if self._state is _State.BODY:
+            self._say("".join(self._body))
+        elif self._state is _State.TEXT:
+            self._say(self._opener.finish())
+        if self._gap and not self._is_behind_call:
+            self._events.append(self._gap)
+        self._gap = self._held = ""
+        return self._taken()
+
+    def _taken(self) -> list[ToolEvent]:
+        events, self._events = self._events, []
+        return _merged(events)
+
+    def _take(self, character: str) -> None:
+        match self._state:
+            case _State.START:
+                self._take_first(character)
+            case _State.TEXT:
+                ready, found = self._opener.push(character)
+                self._say(ready)
+                if found is not None:
+                    self._open(self._form.opener)
+            case _State.BODY:
+                self._take_body(character)
+            case _State.BEHIND:
+                self._take_behind(character)
+
+    def _take_first(self, character: str) -> None:
+        if character in _SPACE:
+            self._gap += character
+            return
+        self._state = _State.TEXT
+        if character == "{":
+            self._open("")
+        self._take(character)
+
+    def _open(self, opener: str) -> None:
+        self._state = _State.BODY
+        self._body = [opener]
+        self._scanner = _JsonScanner()
+        self._opener = StopChecker([self._form.opener])
+
+    def _take_body(self, character: str) -> None:
+        found = self._scanner.take(character)
+        if found is _Scan.BROKEN:
+            self._give_up()
+            self._take(character)
+            return
+        self._body.append(character)
+        if found is _Scan.COMPLETE:
+            calls = _calls_in("".join(self._body[1:]), self._names)
+            if calls is None:
+                self._give_up()
+            else:
+                self._call(calls)
+
+    def _give_up(self) -> None:
+        self._state = _State.TEXT
+        self._say("".join(self._body))
+
+    def _call(self, calls: list[ToolCall]) -> None:
+        self._state = _State.BEHIND
+        self._gap = self._held = ""
+        self._is_behind_call = True
+        for call in calls:
+            if not self._is_full:
+                self._events.append(ToolCallDelta(self._num_calls, call.name, ""))
+                self._events.append(ToolCallDelta(self._num_calls, None, call.arguments))
+                self._num_calls += 1
+
+    def _take_behind(self, character: str) -> None:
+        """Right behind a call: white space and its closer; where calls need no opener, `;` and another one."""
+        self._held += character
+        begun = self._held.lstrip(_SPACE)
+        closer = self._form.closer or ""
+        if not begun or (begun != closer and closer.startswith(begun)):
+            return
+        if begun == closer:
+            self._state, self._held = _State.TEXT, ""
+        elif self._form.starts_bare and begun.rstrip(_SPACE) == ";":
+            return
+        elif self._form.starts_bare and begun.removeprefix(";").lstrip(_SPACE) == "{":
+            self._open(self._held[:-1])
+            self._take("{")
+        else:
+            held, self._held = self._held, ""
+            self._state = _State.TEXT
+            for each in "" if self._is_full else held:
+                self._take(each)
+
+    def _say(self, text: str) -> None:
+        text = self._gap + text
+        said = text.rstrip(_SPACE)
+        self._gap = text[len(said) :]
+        if said:
+            self._events.append(said)
+            self._is_behind_call = False
+
+
+def gathered(events: Iterable[ToolEvent]) -> list[str | ToolCall]:
+    """A whole answer's events as texts and calls, in order."""
+    found: list[str | ToolCall] = []
+    for event in _merged(events):
+        if isinstance(event, str):
+            found.append(event)
+        elif event.name is not None:
+            found.append(ToolCall(event.name, event.arguments))
+        else:
+            call = found[-1]
+            assert isinstance(call, ToolCall)
+            found[-1] = ToolCall(call.name, call.arguments + event.arguments)
+    return found
+
+
+def parse_tool_calls(
+    text: str, form: ToolFormat, names: Collection[str], *, max_calls: int | None = None
+) -> list[str | ToolCall]:
+    """A whole answer as texts and calls."""
+    parser = ToolCallParser(form, names, max_calls=max_calls)
+    return gathered([*parser.push(text), *parser.finish()])
+
+
+class _State(Enum):
+    START = 1  # nothing but white space yet, where an object here would be a call
+    TEXT = 2
+    BODY = 3
+    BEHIND = 4
+
+
+class _Scan(Enum):
+    MORE = 1
+    COMPLETE = 2
+    BROKEN = 3
+
+
+class _JsonScanner:
+    """Finds the end of a JSON object or list; what can't be JSON at all is seen at the first such character."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_in_string = False
+        self._is_escaped = False
+
+    def take(self, character: str) -> _Scan:
+        if self._is_in_string:
+            return self._take_in_string(character)
+        if character in "{[":
+            self._depth += 1
+            return _Scan.MORE if self._depth <= MAX_DEPTH else _Scan.BROKEN
+        if self._depth == 0:
+            return _Scan.MORE if character in _SPACE else _Scan.BROKEN
+        if character in "}]":
+            self._depth -= 1
+            return _Scan.MORE if self._depth else _Scan.COMPLETE
+        if character == '"':
+            self._is_in_string = True
+            return _Scan.MORE
+        return _Scan.MORE if character in _OUTSIDE_STRINGS else _Scan.BROKEN
+
+    def _take_in_string(self, character: str) -> _Scan:
+        if character < " ":
+            return _Scan.BROKEN
+        if self._is_escaped:
+            self._is_escaped = False
+        elif character == "\\":
+            self._is_escaped = True
+        elif character == '"':
+            self._is_in_string = False
+        return _Scan.MORE
+
+
+def _calls_in(body: str, names: Collection[str]) -> list[ToolCall] | None:
+    """The calls of an object or a list of them, arguments to the letter; None if anything is wrong with one."""
+    try:
+        _DECODER.decode(body)
+        start = _skip(body, 0)
+        spans = _members(body, start) if body[start] == "[" else [("", None, start)]
+        calls = [_call_in(body, at, names) for _, _, at in spans]
+    except ValueError:
+        return None
+    found = [call for call in calls if call is not None]
+    return found if found and len(found) == len(calls) else None
+
+
+def _call_in(body: str, start: int, names: Collection[str]) -> ToolCall | None:
+    if body[start] != "{":
+        return None
+    name: object = None
+    arguments: object = {}
+    source = "{}"
+    for key, value, at in _members(body, start):
+        if key == "name":
+            name = value
+        elif key in ("arguments", "parameters"):
+            arguments, source = value, body[at : _DECODER.raw_decode(body, at)[1]]
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
+        return None
+    json.dumps(arguments, ensure_ascii=False).encode()  # refuses half a surrogate pair, which no client could read
+    return ToolCall(name, source)
+
+
+def _members(text: str, start: int) -> Iterator[tuple[str, Any, int]]:
+    """Key, value and the value's place of each member of an object or list known to be well-formed."""
+    is_object = text[start] == "{"
+    at = _skip(text, start + 1)
+    while text[at] not in "}]":
+        key = ""
+        if is_object:
+            key, at = _DECODER.raw_decode(text, at)
+            at = _skip(text, _skip(text, at) + 1)
+        value, end = _DECODER.raw_decode(text, at)
+        yield key, value, at
+        at = _skip(text, end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def _merged(events: Iterable[ToolEvent]) -> list[ToolEvent]:
+    merged: list[ToolEvent] = []
+    for event in events:
+        if isinstance(event, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += event
+        else:
+            merged.append(event)
+    return merged
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
