@@ -23,6 +23,7 @@ from foreword.cli.main import app
 from foreword.cli.options import ModelOptions, SamplingOptions
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.sampling_params import SamplingParams
+from foreword.core.structured_output import StructuredOutput
 from foreword.events import EventOptions
 from foreword.llm import EngineOptions
 
@@ -105,6 +106,14 @@ MEANINGS: dict[type, dict[str, str]] = {
         "logprobs": "Logprobs of the drawn token and of this many likeliest, 0 to 20; `None`: none.",
         "prompt_logprobs": "The same for each prompt token.",
         "skip_special_tokens": "Leave special tokens out of the text.",
+        "structured_output": "The form the answer must have. It comes before `min_tokens` and `ignore_eos`.",
+    },
+    StructuredOutput: {
+        "json_object": "Any JSON object.",
+        "json_schema": "A JSON Schema, as text or as a mapping, up to 64 KiB and 64 deep.",
+        "regex": "A pattern the whole answer matches, up to 64 KiB.",
+        "grammar": "A grammar in llguidance's dialect of Lark, up to 64 KiB.",
+        "choice": "The answer is one of these, at most 1024 of them, up to 64 KiB.",
     },
 }
 

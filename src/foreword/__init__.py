@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from foreword.core.errors import (
         CapacityError,
+        ConstraintError,
         ForewordError,
         InvalidRequestError,
         InvariantError,
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
     )
     from foreword.core.sampling_params import BeamSearchParams, SamplingParams
+    from foreword.core.structured_output import StructuredOutput
     from foreword.llm import (
         LLM,
         BeamSearchOutput,
@@ -33,6 +35,7 @@ __all__ = [
     "BeamSearchParams",
     "CapacityError",
     "CompletionOutput",
+    "ConstraintError",
     "EmbeddingOutput",
     "EngineOptions",
     "ForewordError",
@@ -45,6 +48,7 @@ __all__ = [
     "RerankSettings",
     "SamplingParams",
     "ScoreOutput",
+    "StructuredOutput",
     "TextDelta",
     "__version__",
 ]
@@ -63,6 +67,8 @@ def __getattr__(name: str) -> object:
         return version("foreword")
     if name in _ERRORS:
         home = "foreword.core.errors"
+    elif name == "StructuredOutput":
+        home = "foreword.core.structured_output"
     else:
         home = "foreword.core.sampling_params" if name.endswith("Params") else "foreword.llm"
     value: object = getattr(import_module(home), name)

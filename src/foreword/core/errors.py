@@ -45,6 +45,10 @@ class StepFailedError(ForewordError):
     """The step that computed this request failed: the request is over, the engine goes on."""
 
 
+class ConstraintError(ForewordError):
+    """An answer can't go on in the form it was asked for; the request is over, the engine goes on."""
+
+
 class StalledError(ForewordError):
     """Whoever reads an answer fell too far behind it; the request was ended."""
 

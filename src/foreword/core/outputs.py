@@ -6,6 +6,7 @@ The scheduler writes `SchedulerOutput`; the runner reads it; neither imports the
 from array import array
 from dataclasses import dataclass
 
+from foreword.core.errors import ForewordError
 from foreword.core.probe import Reading
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import FinishReason, Usage
@@ -89,12 +90,21 @@ class SequenceStep:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """A request that is over without an answer, while the others of its step go on."""
+
+    request_id: RequestId
+    error: ForewordError
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step did, for whoever called `Engine.step`."""
 
     step: int
     num_scheduled_tokens: int
     sequences: tuple[SequenceStep, ...]
+    failures: tuple[RequestFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,7 @@ class SamplingRow:
     token_ids: list[TokenId]
     prompt_len: int
     forbidden_token_ids: tuple[TokenId, ...] = ()  # end tokens while fewer than min_tokens were drawn
+    allowed_tokens: bytes | None = None  # a constraint's mask, see `ConstraintState`; it comes before forbidden tokens
 
     @property
     def position(self) -> int:

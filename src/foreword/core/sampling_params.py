@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from foreword.core.errors import InvalidRequestError
+from foreword.core.structured_output import StructuredOutput
 
 MAX_N = 16
 MAX_LOGPROBS = 20
@@ -24,6 +25,7 @@ class SamplingParams:
 
     `temperature=0` is greedy. A temperature below `1e-4` is treated as 0, since dividing by it overflows.
     `top_k=0` and `top_k=-1` both mean "all tokens". `seed=None` draws a seed when the request is added.
+    `structured_output` is the form the answer must have; it comes before `min_tokens` and `ignore_eos`.
 
     Raises:
         InvalidRequestError: a value is of the wrong type, not finite, or out of its range.
@@ -48,6 +50,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -69,6 +72,8 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(name, "true or false", getattr(self, name))
+        if not isinstance(self.structured_output, StructuredOutput | None):
+            raise InvalidRequestError("structured_output", "a StructuredOutput", self.structured_output)
         self._check_stops()
         self._check_bias()
 
@@ -117,7 +122,8 @@ class BeamSearchParams:
     With `early_stopping=False` a search ends once no live beam can come among the `beam_width` best, whatever follows:
     the answer is that of searching on to `max_tokens`. `True` ends it as soon as `beam_width` beams have ended.
 
-    `temperature` exists to be refused: beams are compared by the model's own log-probabilities.
+    `temperature` exists to be refused: beams are compared by the model's own log-probabilities. So does
+    `structured_output`: the likeliest tokens, from which beams are chosen, need not be among those allowed.
 
     Raises:
         InvalidRequestError: a value is of the wrong type, not finite, or out of its range.
@@ -129,6 +135,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     early_stopping: bool = False
     temperature: float = 0.0
+    structured_output: None = None
 
     def __post_init__(self) -> None:
         _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
@@ -141,6 +148,9 @@ class BeamSearchParams:
             raise InvalidRequestError(
                 "temperature", "0: beams are compared by plain log-probabilities", self.temperature
             )
+
+        if self.structured_output is not None:
+            raise InvalidRequestError("structured_output", "none in a beam search", self.structured_output)
 
     def step_params(self) -> SamplingParams:
         """What each step asks of the sampler: the most likely tokens of each beam, as many as can matter."""

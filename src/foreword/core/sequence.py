@@ -5,6 +5,7 @@ from enum import Enum
 
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
+from foreword.core.token_constraint import TokenConstraint
 from foreword.core.types import RequestId, SequenceId, TokenId
 
 
@@ -103,6 +104,7 @@ class Request:
     prefill_only: bool = False  # compute and store the prompt, draw nothing (warm-up)
     probe: Probe | None = None  # what to read at the prompt's end; with `prefill_only`
     branches: bool = False  # tokens are chosen above, by comparing its sequences (see `Scheduler.branch`)
+    constraint: TokenConstraint | None = None  # `params.structured_output`, compiled
     arrival: int = 0  # logical time
     leases: tuple[Lease, ...] = ()
     sequences: list[Sequence] = field(default_factory=list)

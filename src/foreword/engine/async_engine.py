@@ -25,6 +25,7 @@ from foreword.core.outputs import SequenceStep, StepResult
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Lease
+from foreword.core.token_constraint import TokenConstraint
 from foreword.engine.engine import Engine
 from foreword.engine.engine_stream import EngineStream
 from foreword.engine.metrics import EngineStats
@@ -49,6 +50,7 @@ class EngineRequest:
     prefill_only: bool = False
     probe: Probe | None = None
     leases: tuple[Lease, ...] = ()
+    constraint: TokenConstraint | None = None
 
 
 class AsyncEngine:
@@ -245,6 +247,7 @@ class AsyncEngine:
                     prefill_only=request.prefill_only,
                     probe=request.probe,
                     leases=request.leases,
+                    constraint=request.constraint,
                 )
                 self._by_request[request.request_id] = stream
                 self._deadlines.append((self._clock() + self._queue_timeout_s, request.request_id))
@@ -316,6 +319,10 @@ class AsyncEngine:
         ended = [stream for request_id, stream in touched.items() if self._has_ended(request_id, stream)]
         if items:
             self._post(self._deliver, items, ended)
+        for failure in result.failures:
+            stream = self._by_request.get(failure.request_id)
+            if stream is not None:
+                self._fail(stream, failure.error)
 
     def _has_ended(self, request_id: str, stream: EngineStream[Any]) -> bool:
         """Note the end of a request; True when it was its stream's last."""

@@ -7,13 +7,22 @@ from dataclasses import replace
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError
-from foreword.core.outputs import SamplingRow, SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
+from foreword.core.outputs import (
+    SamplingRow,
+    SchedulerOutput,
+    SequenceStep,
+    StepResult,
+    TokenLogprobs,
+)
 from foreword.core.probe import Probe, Reading
 from foreword.core.sampling_params import MAX_N, SEED_BITS, BeamSearchParams, SamplingParams
 from foreword.core.sequence import FinishReason, Lease, Request, Sequence, SequenceStatus
+from foreword.core.token_constraint import TokenConstraint
 from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.engine.beam_search import BeamGroup, BeamSearches
-from foreword.engine.metrics import EngineStats
+from foreword.engine.constraints import Constraints
+from foreword.engine.metrics import EngineStats, engine_stats
+from foreword.engine.sampling_row import sampling_row
 from foreword.engine.traffic import Traffic
 from foreword.kv_cache.events import CacheEvent, EventLog
 from foreword.kv_cache.explain import MissReport
@@ -54,6 +63,7 @@ class Engine:
         self._requests: dict[RequestId, Request] = {}
         self.traffic = Traffic()
         self._beam_searches = BeamSearches(self._scheduler, self._sequences, self._new_sequence_id)
+        self._constraints = Constraints()
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs | None]] = {}
         self._next_sequence_id = 0
         self._num_steps = 0
@@ -109,15 +119,18 @@ class Engine:
         prefill_only: bool = False,
         probe: Probe | None = None,
         leases: tuple[Lease, ...] = (),
+        constraint: TokenConstraint | None = None,
     ) -> None:
         """Queue a request.
 
         It shares prefixes within `namespace` only, what it stores counts towards the pool share of `tenant`, and with
         `prefill_only` its prompt is computed and stored but nothing is drawn; so too with a `probe`, whose reading
-        comes with the last record. `leases` keep beginnings of it longer.
+        comes with the last record. `leases` keep beginnings of it longer. `constraint` is what
+        `params.structured_output` means in tokens.
 
         Raises:
-            InvalidRequestError: the prompt is empty, too long or holds ids outside the vocabulary; the id is in use.
+            InvalidRequestError: the prompt is empty, too long or holds ids outside the vocabulary; the id is in use;
+                an answer of some form is asked for, and its constraint is missing.
             CapacityError: it can never fit in the pool.
             QueueFullError: too many requests wait. In each case nothing has changed.
         """
@@ -128,6 +141,9 @@ class Engine:
         if probe is not None:
             self._check_ids("probe", probe.token_ids)
             request.probe, request.prefill_only = probe, True
+        request.constraint = constraint
+        if params.structured_output is not None and constraint is None and not request.prefill_only:
+            raise InvalidRequestError("constraint", "structured_output, compiled", None)
         self._queue(request)
         if params.prompt_logprobs is not None:
             self._prompt_logprobs[request.sequences[0].sequence_id] = [None] * len(request.prompt_token_ids)
@@ -185,6 +201,7 @@ class Engine:
             return StepResult(self._num_steps, 0, ())
         self._note_starts(output)
         started = time.perf_counter()
+        self._constraints.let_go(output.preempted)
         try:
             result = self._runner.execute(
                 output, self._sampling_rows(output), self._prompt_rows(output), self._probes(output)
@@ -192,6 +209,7 @@ class Engine:
         except BaseException:
             self._failed = tuple({self._sequences[s.sequence_id].request_id: None for s in output.sequences})
             self._scheduler.discard(output)
+            self._constraints.let_go(s.sequence_id for s in output.sequences)
             raise
         self.traffic.stepped(output.num_tokens, time.perf_counter() - started)
         for s in output.sequences:
@@ -200,13 +218,17 @@ class Engine:
                 self._prompt_logprobs[s.sequence_id][s.start + 1 : s.start + 1 + len(found)] = found
         updated = self._scheduler.update(output, result.sampled)
         steps = [self._with_found(step, result.readings.get(step.sequence_id)) for step in updated]
+        steps, failures = self._constraints.take_in(steps)
+        for failure in failures:
+            self.abort(failure.request_id)
         for step in steps:
             if step.finish_reason is not None:
+                self._scheduler.finish(step.sequence_id, step.finish_reason)  # by its constraint; others have ended
                 self._forget_finished(step.request_id)
         for request_id in self._beam_searches.take_in(output, result.sampled):
             self._forget_finished(request_id)
         self._settle()
-        return StepResult(self._num_steps, output.num_tokens, tuple(steps))
+        return StepResult(self._num_steps, output.num_tokens, tuple(steps), failures)
 
     def query_cache(self, namespace: bytes, token_ids: list[TokenId]) -> int:
         """Tokens of a prompt that would be read from the cache now. Changes nothing."""
@@ -235,31 +257,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters since the start, and how the pool's blocks stand now."""
-        counters, cache, pool = self._scheduler.counters, self._manager.stats, self._manager.pool
-        return EngineStats(
-            num_steps=counters.num_steps,
-            computed_tokens=counters.computed_tokens,
-            prefilled_tokens=counters.prefilled_tokens,
-            decoded_tokens=counters.decoded_tokens,
-            recomputed_tokens=counters.recomputed_tokens,
-            cached_tokens=counters.cached_tokens,
-            sampled_tokens=counters.sampled_tokens,
-            num_preemptions=counters.num_preemptions,
-            waste_ratio=counters.waste_ratio,
-            num_waiting=self._scheduler.num_waiting,
-            num_running=self._scheduler.num_running,
-            num_blocks=pool.num_blocks,
-            free_blocks=pool.num_free,
-            held_blocks=pool.num_held,
-            cached_blocks=pool.num_blocks - pool.num_free - pool.num_held,
-            queried_tokens=cache.queried_tokens,
-            hit_tokens=cache.hit_tokens,
-            copied_blocks=cache.copied_blocks,
-            evicted_blocks=cache.evicted_blocks,
-            deduplicated_blocks=cache.deduplicated_blocks,
-            pinned_blocks=self._manager.num_pinned_blocks,
-            max_num_seqs=self._scheduler.config.max_num_seqs,
-        )
+        return engine_stats(self._scheduler, self._manager)
 
     def check_invariants(self) -> None:
         """Raise InvariantError unless all bookkeeping adds up. Cost: O(everything)."""
@@ -303,6 +301,7 @@ class Engine:
         self._requests[request.request_id] = request
         for sequence in request.sequences:
             self._sequences[sequence.sequence_id] = sequence
+        self._constraints.add(request)
 
     def _new_sequence_id(self) -> SequenceId:
         self._next_sequence_id += 1
@@ -330,17 +329,13 @@ class Engine:
                 self.traffic.started(sequence.prompt_len, self._manager.explain_start(sequence))
 
     def _sampling_rows(self, output: SchedulerOutput) -> dict[SequenceId, SamplingRow]:
-        return {
-            s.sequence_id: self._sampling_row(self._sequences[s.sequence_id]) for s in output.sequences if s.samples
-        }
-
-    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
-        params = sequence.params
-        forbidden: tuple[TokenId, ...] = ()
-        if sequence.num_output_tokens < params.min_tokens:
-            eos = frozenset() if params.ignore_eos else self._requests[sequence.request_id].eos_token_ids
-            forbidden = (*eos, *(TokenId(t) for t in params.stop_token_ids))
-        return SamplingRow(params, sequence.seed, sequence.index, sequence.token_ids, sequence.prompt_len, forbidden)
+        rows = {}
+        for s in output.sequences:
+            if s.samples:
+                sequence = self._sequences[s.sequence_id]
+                allowed = self._constraints.allowed_tokens(sequence) if self._constraints else None
+                rows[s.sequence_id] = sampling_row(sequence, self._requests[sequence.request_id], allowed)
+        return rows
 
     def _prompt_rows(self, output: SchedulerOutput) -> dict[SequenceId, PromptRows]:
         rows = {}
@@ -390,6 +385,7 @@ class Engine:
         for sequence in request.sequences:
             if sequence.is_finished:
                 self._sequences.pop(sequence.sequence_id, None)
+                self._constraints.forget(sequence.sequence_id)
                 self._prompt_logprobs.pop(sequence.sequence_id, None)
         if all(sequence.is_finished for sequence in request.sequences):
             del self._requests[request_id]

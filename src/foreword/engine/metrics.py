@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from foreword.kv_cache.manager import KVCacheManager
+from foreword.scheduler.scheduler import Scheduler
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
@@ -29,3 +32,32 @@ class EngineStats:
     deduplicated_blocks: int
     pinned_blocks: int  # held, though no sequence needs them
     max_num_seqs: int  # most sequences that may run at once
+
+
+def engine_stats(scheduler: Scheduler, manager: KVCacheManager) -> EngineStats:
+    """Counters and the pool as they stand."""
+    counters, cache, pool = scheduler.counters, manager.stats, manager.pool
+    return EngineStats(
+        num_steps=counters.num_steps,
+        computed_tokens=counters.computed_tokens,
+        prefilled_tokens=counters.prefilled_tokens,
+        decoded_tokens=counters.decoded_tokens,
+        recomputed_tokens=counters.recomputed_tokens,
+        cached_tokens=counters.cached_tokens,
+        sampled_tokens=counters.sampled_tokens,
+        num_preemptions=counters.num_preemptions,
+        waste_ratio=counters.waste_ratio,
+        num_waiting=scheduler.num_waiting,
+        num_running=scheduler.num_running,
+        num_blocks=pool.num_blocks,
+        free_blocks=pool.num_free,
+        held_blocks=pool.num_held,
+        cached_blocks=pool.num_blocks - pool.num_free - pool.num_held,
+        queried_tokens=cache.queried_tokens,
+        hit_tokens=cache.hit_tokens,
+        copied_blocks=cache.copied_blocks,
+        evicted_blocks=cache.evicted_blocks,
+        deduplicated_blocks=cache.deduplicated_blocks,
+        pinned_blocks=manager.num_pinned_blocks,
+        max_num_seqs=scheduler.config.max_num_seqs,
+    )

@@ -93,7 +93,9 @@ class LLM:
         A prompt is text or `{"prompt_token_ids": [...]}`. `sampling_params` is one for all, or one a prompt.
 
         Raises:
-            InvalidRequestError: a prompt is empty, too long or malformed; nothing was started.
+            InvalidRequestError: a prompt is empty, too long or malformed, or a `structured_output` can't be enforced;
+                nothing was started.
+            ConstraintError: an answer can't go on in the form that was asked for; all of the call is ended.
         """
         run = self._start(as_prompt_list(prompts), sampling_params)
         for _ in run.deltas(progress):

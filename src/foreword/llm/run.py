@@ -6,7 +6,8 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from foreword.core.outputs import SequenceStep
+from foreword.core.errors import ForewordError
+from foreword.core.outputs import StepResult
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import FinishReason, Usage
@@ -15,6 +16,7 @@ from foreword.llm.fair_lock import FairLock
 from foreword.llm.generation import GenerationTracker
 from foreword.llm.outputs import RequestOutput, TextDelta
 from foreword.llm.prompts import prompt_token_ids
+from foreword.text.constraints import ConstraintCompiler
 from foreword.text.tokenizer import Tokenizer
 from foreword.text.turns import TurnMemory
 
@@ -36,6 +38,7 @@ class Runs:
         self.engine = engine
         self.tokenizer = tokenizer
         self.turns = turns
+        self.constraints = ConstraintCompiler(tokenizer)
         self.lock = FairLock()
         self.open: list[Run | Warming] = []
         self._request_numbers = count()
@@ -47,9 +50,9 @@ class Runs:
     def step(self) -> None:
         """One step of all that is under way, whichever call asks for it; each call is given what is its own."""
         with self.lock:
-            steps = self.engine.step().sequences
+            result = self.engine.step()
             for run in self.open:
-                run.take_in(steps)
+                run.take_in(result)
 
 
 class Warming:
@@ -59,9 +62,9 @@ class Warming:
         self.request_id = request_id
         self.usage = Usage()
 
-    def take_in(self, steps: Sequence[SequenceStep]) -> None:
+    def take_in(self, result: StepResult) -> None:
         """Keep the newest account."""
-        for step in steps:
+        for step in result.sequences:
             if step.request_id == self.request_id:
                 self.usage = step.usage
 
@@ -80,10 +83,14 @@ class Run:
     ) -> None:
         self._runs, self._engine, self._lock = runs, runs.engine, runs.lock
         self._deltas: deque[TextDelta] = deque()  # computed, and not yet yielded
+        self._error: ForewordError | None = None  # what ended one of the requests before its time
         self._generated_tokens = 0
         self._eos = frozenset(runs.tokenizer.eos_token_ids)
         self._params = params
         self._probe = probe
+        self._constraints = [
+            None if p.structured_output is None else runs.constraints.compile(p.structured_output) for p in params
+        ]
         self.outputs: list[RequestOutput] = []
         self._trackers: dict[str, tuple[int, GenerationTracker]] = {}
         for index, (prompt, chosen) in enumerate(zip(prompts, params, strict=True)):
@@ -120,15 +127,20 @@ class Run:
                 self._feed(waiting)
                 if not self._deltas:  # else another call's step has brought something
                     self._runs.step()
+                if self._error is not None:
+                    raise self._error
             elif not self._deltas:
                 return None
             deltas = list(self._deltas)
             self._deltas.clear()
             return deltas
 
-    def take_in(self, steps: Sequence[SequenceStep]) -> None:
+    def take_in(self, result: StepResult) -> None:
         """Keep what a step added to the requests of this call, and end those that met a stop string."""
-        for step in steps:
+        for failure in result.failures:
+            if failure.request_id in self._trackers:
+                self._error = failure.error
+        for step in result.sequences:
             if step.request_id not in self._trackers:
                 continue
             index, tracker = self._trackers[step.request_id]
@@ -157,5 +169,5 @@ class Run:
                 return
             index, tracker = following
             output = tracker.output
-            params, ids = self._params[index], output.prompt_token_ids
-            self._engine.add(output.request_id, ids, params, self._eos, probe=self._probe)
+            params, ids, constraint = self._params[index], output.prompt_token_ids, self._constraints[index]
+            self._engine.add(output.request_id, ids, params, self._eos, probe=self._probe, constraint=constraint)

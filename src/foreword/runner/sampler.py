@@ -94,11 +94,16 @@ def _has_penalties(row: SamplingRow) -> bool:
 
 
 def _is_adjusted(row: SamplingRow) -> bool:
-    return bool(row.params.logit_bias) or bool(row.forbidden_token_ids) or _has_penalties(row)
+    return (
+        row.allowed_tokens is not None
+        or bool(row.params.logit_bias)
+        or bool(row.forbidden_token_ids)
+        or _has_penalties(row)
+    )
 
 
 def _adjust(logits: F32, row: SamplingRow) -> None:
-    """Penalties, then bias, then tokens that may not come yet; in place on one row.
+    """Penalties, then bias, then tokens that may not come, or not yet; in place on one row.
 
     Source   repetition: Keskar et al., CTRL, 2019, over prompt and output; presence and frequency: OpenAI's rule,
              over the output alone.
@@ -115,5 +120,18 @@ def _adjust(logits: F32, row: SamplingRow) -> None:
     if params.logit_bias:
         ids = np.fromiter(params.logit_bias.keys(), np.int64)
         logits[ids] += np.fromiter(params.logit_bias.values(), np.float32)
-    if row.forbidden_token_ids:
+    if row.allowed_tokens is not None:
+        _mask(logits, row.allowed_tokens, row.forbidden_token_ids)
+    elif row.forbidden_token_ids:
         logits[list(row.forbidden_token_ids)] = -np.inf
+
+
+def _mask(logits: F32, allowed_tokens: bytes, forbidden: Sequence[TokenId]) -> None:
+    """Leave what is allowed and not forbidden; what is allowed, where that is nothing."""
+    bits = np.unpackbits(np.frombuffer(allowed_tokens, np.uint8), count=len(logits), bitorder="little")
+    if forbidden:
+        kept = bits[list(forbidden)]
+        bits[list(forbidden)] = 0
+        if not bits.any():
+            bits[list(forbidden)] = kept
+    np.copyto(logits, np.float32(-np.inf), where=bits == 0)

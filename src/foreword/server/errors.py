@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from foreword.core.errors import (
     CapacityError,
+    ConstraintError,
     ForewordError,
     InvalidRequestError,
     QueueFullError,
@@ -87,6 +88,8 @@ def as_api_error(error: BaseException, *, param: str | None = None, retry_after_
             return ApiError(400, cut(str(error)), param or error.field)
         case CapacityError():
             return ApiError(400, cut(str(error)), param, "context_length_exceeded")
+        case ConstraintError():
+            return ApiError(400, cut(str(error)), param, "constraint_failed")
         case QueueFullError():
             return ApiError(429, "too many requests wait; try again later", None, "rate_limit_exceeded", retry)
         case QueueTimeoutError():

@@ -13,6 +13,8 @@ import foreword
 from foreword.core.errors import InvalidRequestError, QueueFullError
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Lease
+from foreword.core.structured_output import StructuredOutput
+from foreword.core.token_constraint import TokenConstraint
 from foreword.engine.async_engine import AsyncEngine, EngineRequest
 from foreword.llm.loading import LoadedModel
 from foreword.llm.outputs import RequestOutput
@@ -30,6 +32,7 @@ from foreword.server.response_cache import Question, ResponseCache
 from foreword.server.reuse import Asked, ResponseReuse, Started
 from foreword.server.tenants import KeyRing
 from foreword.text.chat_template import ChatTemplate
+from foreword.text.constraints import ConstraintCompiler
 from foreword.text.messages import strings_in
 from foreword.text.turns import TurnMemory
 
@@ -46,6 +49,19 @@ class Prompt:
     text: str | None = None
     leases: tuple[Lease, ...] = ()
     plan: CachePlan = AS_COUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is started, once there is a place for it."""
+
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    asker: Asker
+    prefill_only: bool
+    remember: bool
+    constraint: TokenConstraint | None
+    calls: CallReading | None
 
 
 class Service:
@@ -72,6 +88,8 @@ class Service:
         self._pool = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="foreword-text")
         self.responses = self._response_cache()
         self._reuse = ResponseReuse(self.responses, self.off_loop)
+        self._constraints = ConstraintCompiler(loaded.tokenizer)
+        self._constraint_pool = ThreadPoolExecutor(1, thread_name_prefix="foreword-constraints")
 
     @property
     def max_model_len(self) -> int:
@@ -115,10 +133,22 @@ class Service:
         """End everything."""
         await self.engine.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._constraint_pool.shutdown(wait=False, cancel_futures=True)
 
     async def off_loop(self, work: Callable[[], ResultT]) -> ResultT:
         """Run tokenising, rendering or other work on text in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def constraint(self, wanted: StructuredOutput | None) -> TokenConstraint | None:
+        """What structured output means in tokens, compiled in a thread of its own: a slow one delays no other text.
+
+        Raises:
+            InvalidRequestError: it can't be enforced.
+        """
+        if wanted is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._constraint_pool, self._constraints.compile, wanted)
 
     def enter(self) -> Ticket:
         """A place in the queue; counts refusals.
@@ -227,12 +257,14 @@ class Service:
         ticket = self.enter()
         try:
             prompts = await self.off_loop(lambda: self._checked(encode(), params))
+            constraint = await self.constraint(params.structured_output)
+            plan = _Plan(prompts, params, asker, prefill_only, remember, constraint, calls)
             asked = Asked(
                 question=question,
                 params=params,
                 asker=asker,
                 prompts=[prompt.token_ids for prompt in prompts],
-                start=lambda: self._start(prompts, params, asker, ticket, prefill_only, remember, calls),
+                start=lambda: self._start(plan, ticket),
                 on_replay=lambda output: self._remember_all(output, asker.namespace) if remember else None,
             )
             started, reuse = await self._reuse.begin(asked)
@@ -244,48 +276,33 @@ class Service:
         plans = [prompt.plan for prompt in prompts]
         return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse)
 
-    def _start(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        asker: Asker,
-        ticket: Ticket,
-        prefill_only: bool,
-        remember: bool,
-        calls: CallReading | None,
-    ) -> Started:
-        ticket.charge(sum(len(prompt.token_ids) for prompt in prompts))
-        outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in prompts]
+    def _start(self, plan: _Plan, ticket: Ticket) -> Started:
+        ticket.charge(sum(len(prompt.token_ids) for prompt in plan.prompts))
+        outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in plan.prompts]
+        namespace = plan.asker.namespace
         receiver = StepReceiver(
             outputs,
-            params,
+            plan.params,
             self.tokenizer,
             self.loaded.engine,
-            lambda output, index: self._remember(output, index, asker.namespace) if remember else None,
-            calls,
+            lambda output, index: self._remember(output, index, namespace) if plan.remember else None,
+            plan.calls,
         )
         requests = [
-            self._request(output, params, asker, prefill_only, prompt.leases)
-            for output, prompt in zip(outputs, prompts, strict=True)
+            self._request(output, plan, prompt.leases) for output, prompt in zip(outputs, plan.prompts, strict=True)
         ]
         return Started(outputs, self.engine.submit(requests, receiver))
 
-    def _request(
-        self,
-        output: RequestOutput,
-        params: SamplingParams,
-        asker: Asker,
-        prefill_only: bool,
-        leases: tuple[Lease, ...],
-    ) -> EngineRequest:
+    def _request(self, output: RequestOutput, plan: _Plan, leases: tuple[Lease, ...]) -> EngineRequest:
         return EngineRequest(
             request_id=output.request_id,
             prompt_token_ids=output.prompt_token_ids,
-            params=params,
+            params=plan.params,
             eos_token_ids=self._eos,
-            namespace=asker.namespace,
-            tenant=asker.tenant.domain,
-            prefill_only=prefill_only,
+            namespace=plan.asker.namespace,
+            tenant=plan.asker.tenant.domain,
+            prefill_only=plan.prefill_only,
+            constraint=plan.constraint,
             leases=leases,
         )
 

@@ -1,0 +1,183 @@
+"""Structured output in tokens, over `llguidance`: what to allow next is computed from a grammar and the vocabulary.
+
+    StructuredOutput ──a Lark grammar──▶ LLMatcher at its start, kept ──a copy──▶ one state for each sequence
+
+Every kind becomes a Lark grammar that leaves the choice of tokens to the model: any token whose bytes fit is allowed,
+in whatever way the tokenizer itself would have cut the text. So no text is ever tokenised here.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from foreword.core.errors import ConstraintError, InvalidRequestError
+from foreword.core.structured_output import StructuredOutput
+from foreword.core.types import TokenId
+from foreword.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+MAX_CACHED = 64
+"""Compiled constraints kept for the next request that asks for the same."""
+
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+
+
+class TokenMaskState:
+    """A `ConstraintState` over a matcher of its own."""
+
+    __slots__ = ("_allowed", "_matcher")
+
+    def __init__(self, matcher: "LLMatcher", allowed: bytes) -> None:
+        self._matcher = matcher
+        self._allowed = allowed
+
+    @property
+    def allowed_tokens(self) -> bytes:
+        """See `ConstraintState`."""
+        return self._allowed
+
+    @property
+    def is_finished(self) -> bool:
+        """See `ConstraintState`."""
+        return self._matcher.is_stopped()
+
+    def accept(self, token_id: TokenId) -> None:
+        """See `ConstraintState`."""
+        self._matcher.consume_token(token_id)
+        self._allowed = _allowed_tokens(self._matcher)
+
+
+class GrammarConstraint:
+    """A `TokenConstraint`: a matcher at its start, which is copied and never moved."""
+
+    __slots__ = ("_allowed", "_matcher")
+
+    def __init__(self, matcher: "LLMatcher") -> None:
+        self._matcher = matcher
+        self._allowed = _allowed_tokens(matcher)
+
+    def start(self, token_ids: Iterable[TokenId] = ()) -> TokenMaskState:
+        """See `TokenConstraint`."""
+        state = TokenMaskState(self._matcher.deep_copy(), self._allowed)
+        for token_id in token_ids:
+            state.accept(token_id)
+        return state
+
+
+class ConstraintCompiler:
+    """Compiles structured output for one vocabulary, and keeps what was asked for last. Safe to use from any thread.
+
+    Nothing is loaded before the first constraint is asked for; the vocabulary then takes about 0.3 s, once.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, max_cached: int = MAX_CACHED) -> None:
+        self._tokenizer = tokenizer
+        self._max_cached = max_cached
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[StructuredOutput, GrammarConstraint] = OrderedDict()
+        self._vocabulary: LLTokenizer | None = None
+
+    def compile(self, wanted: StructuredOutput) -> GrammarConstraint:
+        """The constraint, compiled or kept.
+
+        Raises:
+            InvalidRequestError: it is malformed, can't be enforced, allows no answer, or takes more work than is
+                granted. Nothing was changed.
+        """
+        with self._lock:
+            found = self._kept.get(wanted)
+            if found is None:
+                found = self._kept[wanted] = self._compile(wanted)
+                if len(self._kept) > self._max_cached:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(wanted)
+            return found
+
+    def _compile(self, wanted: StructuredOutput) -> GrammarConstraint:
+        from llguidance import LLMatcher
+
+        if self._vocabulary is None:
+            self._vocabulary = _vocabulary(self._tokenizer)
+        matcher = LLMatcher(self._vocabulary, _grammar(wanted), log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise _refusal(wanted, matcher.get_error())
+        try:
+            constraint = GrammarConstraint(matcher)
+        except ConstraintError as error:
+            raise _refusal(wanted, str(error)) from None
+        ends = sum(1 << token_id for token_id in self._tokenizer.eos_token_ids)
+        if not int.from_bytes(constraint.start().allowed_tokens, "little") & ~ends:
+            raise _refusal(wanted, "it allows only an empty answer")
+        return constraint
+
+
+class _Vocabulary:
+    """What `LLTokenizer` asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = range(tokenizer.vocab_size)
+        self.tokens = [tokenizer.token_bytes(i) for i in ids]
+        self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
+        self.bos_token_id = tokenizer.bos_token_id
+        self.end_token_ids = sorted(tokenizer.eos_token_ids)
+        if not self.end_token_ids:  # one beyond the vocabulary, which no mask reaches
+            self.end_token_ids = [len(self.tokens)]
+            self.special_token_ids.append(len(self.tokens))
+            self.tokens.append(b"<end>")
+        self.eos_token_id = self.end_token_ids[0]
+
+    def __call__(self, text: bytes | str) -> Sequence[int]:
+        """Text is never tokenised, see above; the library wants to be able to ask."""
+        return ()
+
+
+def _vocabulary(tokenizer: Tokenizer) -> "LLTokenizer":
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    vocabulary = _Vocabulary(tokenizer)
+    return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.end_token_ids)
+
+
+def _limits() -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(verbose_errors=False)
+
+
+def _grammar(wanted: StructuredOutput) -> str:
+    """As Lark."""
+    if wanted.kind == "grammar":
+        return wanted.source + "\n" + _NO_FORCING
+    if wanted.kind == "regex":
+        from llguidance import regex_to_lark
+
+        return f"{_NO_FORCING}start: /{regex_to_lark(wanted.source, '')}/"
+    if wanted.kind == "choice":
+        choices: Sequence[str] = wanted.choice or ()
+        return f"{_NO_FORCING}start: {' | '.join(json.dumps(choice) for choice in choices)}"
+    return f"{_NO_FORCING}start: %json {wanted.source}"
+
+
+def _allowed_tokens(matcher: "LLMatcher") -> bytes:
+    """The mask of what may come next; of a matcher that has stopped, the end alone."""
+    allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ConstraintError(f"structured_output: {_first_line(matcher.get_error())}")
+    if not any(allowed):
+        raise ConstraintError("structured_output: no token of the vocabulary can follow")
+    return allowed
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0][:300]
+
+
+def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:
+    field = f"structured_output.{wanted.kind}"
+    return InvalidRequestError(field, f"one that can be enforced ({_first_line(reason)})", wanted.source)
