@@ -13,6 +13,7 @@ from foreword.cli.chat import chat
 from foreword.cli.console import one_line
 from foreword.cli.doctor import doctor
 from foreword.cli.generate import generate
+from foreword.cli.lint import lint
 from foreword.cli.plan import plan
 from foreword.cli.pull import pull
 from foreword.cli.replay import replay
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pull, generate, chat, serve, bench, plan, replay, doctor):
+for command in (pull, generate, chat, serve, bench, plan, lint, replay, doctor):
     app.command()(command)
 
 

@@ -1,8 +1,6 @@
 """`foreword replay`: what a recorded trace would find in the prefix cache, for any policy, capacity and block size."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.console import err_console, human_bytes, out_console, write_json
+from foreword.cli.console import human_bytes, out_console, write_json
 from foreword.cli.options import JsonFlag, QuietFlag, grouped
+from foreword.cli.progress import progress
 from foreword.cli.session import find_model
 from foreword.core.errors import InvalidRequestError
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from foreword.core.config import RetentionKind
     from foreword.replay.replay import ReplayOptions, ReplayResult, Row
     from foreword.replay.trace import TraceOptions
-
-_SHOW_AFTER_S = 1.0
 
 
 class Policy(StrEnum):
@@ -104,7 +101,7 @@ def replay(
         check_plot(shown.plot)
     options = _replay_options(compared)
     opened = Trace(trace.expanduser(), _trace_options(compared, read))
-    with _progress(hidden=shown.quiet or shown.json) as tell:
+    with progress(hidden=shown.quiet or shown.json) as tell:
         result = run(opened, options, tell)
     if shown.plot is not None:
         save_plot(result, shown.plot, shown.kv_bytes)
@@ -152,41 +149,6 @@ def _tokenizer(model: str) -> Callable[[str], list[int]]:
 
     tokenizer, _ = load_text(open_model_files(find_model(model)))
     return lambda text: tokenizer.encode(text, add_special_tokens=False)
-
-
-@contextmanager
-def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr, once the work has gone on for a second."""
-    console = err_console()
-    if hidden or not console.is_terminal:
-        yield lambda what, done: None
-        return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("reading", total=1.0)
-    started = time.monotonic()
-    is_shown = False
-
-    def tell(what: str, done: float) -> None:
-        nonlocal is_shown
-        bar.update(task, description=what, completed=done)
-        if not is_shown and time.monotonic() - started > _SHOW_AFTER_S:
-            bar.start()
-            is_shown = True
-
-    try:
-        yield tell
-    finally:
-        if is_shown:
-            bar.stop()
 
 
 def _print(result: "ReplayResult", kv_bytes: int | None) -> None:
