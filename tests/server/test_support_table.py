@@ -1,24 +1,32 @@
 """The published table of fields is the code's, and covers all that the official clients can send."""
 
 import re
+from inspect import signature
 from pathlib import Path
 
+import cohere
 import msgspec
 import pytest
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
 
 from foreword.server.anthropic.schema import MESSAGES_IGNORED, MESSAGES_REFUSED, CountRequest, MessagesRequest
 from foreword.server.app import all_routes
+from foreword.server.openai.embeddings import EmbeddingRequest
 from foreword.server.openai.schema import CHAT_IGNORED, CHAT_REFUSED, ChatRequest, CompletionRequest
+from foreword.server.rerank_schema import RERANK_IGNORED, RERANK_REFUSED, RerankRequest, ScoreRequest
 from tests.server.conftest import LiveServer
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 ENDPOINTS: dict[str, tuple[type[msgspec.Struct], type, tuple[str, ...], tuple[str, ...]]] = {
     "/v1/chat/completions": (ChatRequest, ChatParams, CHAT_IGNORED, CHAT_REFUSED),
     "/v1/completions": (CompletionRequest, CompletionParams, ("user",), ("suffix",)),
+    "/v1/embeddings": (EmbeddingRequest, EmbeddingCreateParams, ("user",), ()),
+    "/rerank": (RerankRequest, type(None), RERANK_IGNORED, RERANK_REFUSED),
+    "/score": (ScoreRequest, type(None), ("user",), ()),
     "/v1/messages": (MessagesRequest, MessageCreateParamsBase, MESSAGES_IGNORED, MESSAGES_REFUSED),
 }
 
@@ -44,11 +52,17 @@ def test_the_table_is_the_codes(path: str) -> None:
 def test_whatever_the_client_can_send_has_a_class(path: str) -> None:
     struct, params, _, _ = ENDPOINTS[path]
 
-    assert set(params.__annotations__) - set(struct.__struct_fields__) == set()
+    assert set(getattr(params, "__annotations__", ())) - set(struct.__struct_fields__) == set()
 
 
 def test_whatever_can_be_counted_has_a_class() -> None:
     assert set(MessageCountTokensParams.__annotations__) - set(CountRequest.__struct_fields__) == set()
+
+
+def test_whatever_the_cohere_client_can_send_has_a_class() -> None:
+    sent = {name for call in (cohere.ClientV2.rerank, cohere.Client.rerank) for name in signature(call).parameters}
+
+    assert sent - {"self", "request_options"} - set(RerankRequest.__struct_fields__) == set()
 
 
 def test_every_route_is_in_the_document(server: LiveServer) -> None:

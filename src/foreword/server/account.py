@@ -71,6 +71,14 @@ class Account:
             **self._mark(),
         }
 
+    def prompt_only(self) -> dict[str, object]:
+        """OpenAI's names where nothing is generated."""
+        return {
+            "prompt_tokens": self.prompt,
+            "total_tokens": self.prompt,
+            "prompt_tokens_details": {"cached_tokens": self.read, "cache_write_tokens": self.written},
+        }
+
     def anthropic(self) -> dict[str, object]:
         """Exclusive: `input_tokens` is what is left beside reads and writes."""
         return {

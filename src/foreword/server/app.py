@@ -17,6 +17,8 @@ from foreword.server.errors import ApiError, as_api_error, error_response
 from foreword.server.gate import Gate
 from foreword.server.openai.chat import chat_routes
 from foreword.server.openai.completions import completion_routes
+from foreword.server.openai.embeddings import embedding_routes
+from foreword.server.rerank_routes import rerank_routes
 from foreword.server.service import Service
 from foreword.server.status_routes import status_routes
 from foreword.server.text_routes import text_routes
@@ -28,7 +30,9 @@ def all_routes(service: Service) -> list[Route]:
         *status_routes(service),
         *chat_routes(service),
         *completion_routes(service),
+        *embedding_routes(service),
         *message_routes(service),
+        *rerank_routes(service),
         *text_routes(service),
         *cache_routes(service),
         *doctor_routes(service),

@@ -64,8 +64,16 @@ def anthropic_body(error: ApiError) -> dict[str, object]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
+def cohere_body(error: ApiError) -> dict[str, object]:
+    """`{"message"}`."""
+    is_named = error.param is None or error.param in error.message
+    return {"message": error.message if is_named else f"{error.param}: {error.message}"}
+
+
 def dialect_of(path: str) -> Dialect:
     """How errors of a path are written."""
+    if path == "/v2/rerank":
+        return cohere_body
     return anthropic_body if path == "/v1/messages" or path.startswith("/v1/messages/") else openai_body
 
 

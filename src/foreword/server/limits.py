@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 MAX_PROMPTS = 128
 """Prompts of one request; prompts times `n` are bounded by the same number."""
+MAX_DOCUMENTS = 1000
+"""Documents or pairs of one request to rerank or score."""
+MAX_INPUTS = 2048
+"""Texts of one request for embeddings."""
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_MESSAGES = 10_000

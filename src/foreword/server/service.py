@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import foreword
 from foreword.core.errors import InvalidRequestError, QueueFullError
+from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Lease
 from foreword.core.structured_output import StructuredOutput
@@ -34,6 +36,7 @@ from foreword.server.tenants import KeyRing
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.constraints import ConstraintCompiler
 from foreword.text.messages import strings_in
+from foreword.text.rerank_prompt import RerankFormat, choose_format
 from foreword.text.turns import TurnMemory
 
 ResultT = TypeVar("ResultT")
@@ -58,7 +61,7 @@ class _Plan:
     prompts: Sequence[Prompt]
     params: SamplingParams
     asker: Asker
-    prefill_only: bool
+    reads: Probe | bool  # not to be answered: a probe, or only what it stores, is wanted
     remember: bool
     constraint: TokenConstraint | None
     calls: CallReading | None
@@ -106,6 +109,11 @@ class Service:
         if self.loaded.chat_template is None:
             raise ApiError(400, "this model has no chat template; use /v1/completions", "model", "model_not_supported")
         return self.loaded.chat_template
+
+    @cached_property
+    def rerank_format(self) -> RerankFormat:
+        """How the model is asked whether a document answers a query. For `off_loop`."""
+        return choose_format(self.loaded.names, self.tokenizer, self.loaded.chat_template)
 
     def is_healthy(self) -> bool:
         """True while the engine answers and no step hangs."""
@@ -182,7 +190,7 @@ class Service:
         if kwargs and not RESERVED_KWARGS.isdisjoint(kwargs):
             expected = f"names other than {', '.join(sorted(RESERVED_KWARGS))}"
             raise InvalidRequestError("chat_template_kwargs", expected, sorted(kwargs))
-        self._check_size([messages, kwargs, tools], "messages")
+        self.check_size([messages, kwargs, tools], "messages")
         ids = self.chat_template.encode(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **(kwargs or {})
         )
@@ -205,22 +213,24 @@ class Service:
         Raises:
             ApiError, InvalidRequestError: malformed, or longer than the context.
         """
-        self._check_size([messages, tools], "messages")
+        self.check_size([messages, tools], "messages")
         return self.chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
-    def encode_prompt(self, prompt: object) -> Prompt:
+    def encode_prompt(self, prompt: object, param: str = "prompt") -> Prompt:
         """Token ids of text, or token ids as they are, checked. For `off_loop`.
+
+        `param` names the field they came in.
 
         Raises:
             ApiError, InvalidRequestError: malformed, or longer than the context.
         """
-        self._check_size(prompt, "prompt")
+        self.check_size(prompt, param)
         given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
         try:
             text, ids = prompt_token_ids(given, self.tokenizer)
         except InvalidRequestError as error:
-            raise as_api_error(error, param="prompt") from None
-        self._check_len(ids, "prompt")
+            raise as_api_error(error, param=param) from None
+        self._check_len(ids, param)
         return Prompt(ids, text)
 
     async def queued(self, work: Callable[[], ResultT]) -> ResultT:
@@ -242,11 +252,14 @@ class Service:
         asker: Asker,
         *,
         prefill_only: bool = False,
+        probe: Probe | None = None,
         remember: bool = False,
         question: Question | None = None,
         calls: CallReading | None = None,
     ) -> Generation:
         """Take a place in the queue, let `encode` make the prompts off the loop, and start answering all or none.
+
+        With a `probe` prompts are read to their end, and the outputs have what it found.
 
         The place is left when the first token is there, or on failure. With a `question` the answer may come from the
         response cache, if there is one. `calls` says how to look for calls of tools.
@@ -258,7 +271,7 @@ class Service:
         try:
             prompts = await self.off_loop(lambda: self._checked(encode(), params))
             constraint = await self.constraint(params.structured_output)
-            plan = _Plan(prompts, params, asker, prefill_only, remember, constraint, calls)
+            plan = _Plan(prompts, params, asker, probe or prefill_only, remember, constraint, calls)
             asked = Asked(
                 question=question,
                 params=params,
@@ -301,7 +314,8 @@ class Service:
             eos_token_ids=self._eos,
             namespace=plan.asker.namespace,
             tenant=plan.asker.tenant.domain,
-            prefill_only=plan.prefill_only,
+            prefill_only=bool(plan.reads),
+            probe=plan.reads if isinstance(plan.reads, Probe) else None,
             constraint=plan.constraint,
             leases=leases,
         )
@@ -329,7 +343,7 @@ class Service:
         self.metrics.watch_gauge("foreword:response_cache_bytes", "Bytes they take", lambda: cache.num_bytes)
         return cache
 
-    def _check_size(self, value: object, param: str) -> None:
+    def check_size(self, value: object, param: str) -> None:
         """Refuse before rendering or tokenising what can't fit: no token stands for more bytes than the longest."""
         size = sum(len(text) for text in strings_in(value))
         if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token_bytes:
