@@ -18,6 +18,7 @@ from foreword.cli.plan import plan
 from foreword.cli.pull import pull
 from foreword.cli.replay import replay
 from foreword.cli.serve import serve
+from foreword.cli.why import why
 from foreword.core.errors import ForewordError, InvariantError
 
 EXIT_REFUSED = 2
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pull, generate, chat, serve, bench, plan, lint, replay, doctor):
+for command in (pull, generate, chat, serve, bench, plan, lint, why, replay, doctor):
     app.command()(command)
 
 

@@ -76,6 +76,11 @@ class Traffic:
             self._prefill_tokens += num_tokens
             self._prefill_s += seconds
 
+    @property
+    def prefill_tok_s(self) -> float | None:
+        """Tokens a second of large steps; None before there was one. Safe from any thread."""
+        return self._prefill_tokens / self._prefill_s if self._prefill_s > 0 else None
+
     def summary(self) -> TrafficSummary:
         """Sums of the last hour."""
         self._forget()
@@ -91,7 +96,7 @@ class Traffic:
             num_by_cause={cause.value: count for cause, count in by_cause.most_common()},
             missed_by_cause={cause.value: count for cause, count in missed.most_common()},
             changed_at=[sum(part.changed_at[tenth] for part in self._slices) for tenth in range(NUM_TENTHS)],
-            prefill_tok_s=self._prefill_tokens / self._prefill_s if self._prefill_s > 0 else None,
+            prefill_tok_s=self.prefill_tok_s,
         )
 
     def _now(self) -> _Slice:

@@ -58,6 +58,7 @@ def cache_routes(service: Service) -> list[Route]:
         ids, namespace = _ids(await service.queued(encoder(service, body, asker))), asker.namespace
         report = await service.engine.run(lambda engine: engine.explain_cache(namespace, ids))
         answer = _told(service, ids, report, is_operator=asker.tenant.is_operator)
+        answer |= cost_of_miss(len(ids), report, service.loaded.engine.traffic.prefill_tok_s)
         messages = body.template_messages()
         if messages is not None and report.cause is not MissCause.NONE:
             tools = body.template_tools()
@@ -88,6 +89,12 @@ def cache_routes(service: Service) -> list[Route]:
         Route("/cache/stats", stats, methods=["GET"]),
         Route("/cache/reset", reset, methods=["POST"]),
     ]
+
+
+def cost_of_miss(prompt_tokens: int, report: MissReport, prefill_tok_s: float | None) -> dict[str, object]:
+    """Tokens that could have been read and are not, and the seconds they take at the rate measured so far."""
+    missed = prompt_tokens - 1 - report.matched_tokens
+    return {"missed_tokens": missed, "missed_s": missed / prefill_tok_s if prefill_tok_s else None}
 
 
 def message_at(
