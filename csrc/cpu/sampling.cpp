@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "philox.h"
 #include "sampling_isa.h"
@@ -73,17 +74,42 @@ void sort_keys(std::uint64_t* keys, std::uint64_t* spare, std::size_t count) {
   std::copy(keys, keys + count, spare);  // three passes leave the result in the other array
 }
 
-std::unique_ptr<std::unique_ptr<Scratch>[]> scratch_for(std::size_t num_threads, std::size_t vocab_size) {
-  auto all = std::make_unique<std::unique_ptr<Scratch>[]>(num_threads);
-  for (std::size_t thread = 0; thread < num_threads; ++thread) all[thread] = std::make_unique<Scratch>(vocab_size);
-  return all;
+// A thread's scratch, made when first wanted: greedy rows never do.
+class LazyScratch {
+ public:
+  Scratch& get(std::size_t vocab_size) {
+    if (made_ == nullptr) made_ = std::make_unique<Scratch>(vocab_size);
+    return *made_;
+  }
+
+ private:
+  std::unique_ptr<Scratch> made_;
+};
+
+struct Best {
+  float peak;
+  std::int32_t id;
+};
+
+bool is_greedy(const SampleRow& settings) {
+  return settings.temperature < kGreedyBelow;
+}
+
+// The first of the largest logits of ids [begin, end); id 0 where none is above -infinity.
+Best best_of(const LogitPasses& passes, const float* logits, std::size_t begin, std::size_t end) {
+  const float peak = passes.largest(logits + begin, end - begin);
+  if (peak == -kInfinity) return {peak, 0};
+  std::int32_t first[kGatherSlack];
+  std::size_t next;
+  passes.gather_above(logits, begin, end, std::nextafter(peak, -kInfinity), first, kGatherSlack, &next);
+  return {peak, first[0]};
 }
 
 // One row of logits. Lists of ids live in the scratch.
 class LogitRow {
  public:
-  LogitRow(const LogitPasses& passes, const float* logits, std::size_t vocab_size, Scratch& scratch)
-      : passes_(passes), logits_(logits), vocab_size_(vocab_size), scratch_(scratch) {
+  LogitRow(const LogitPasses& passes, const float* logits, std::size_t vocab_size, LazyScratch& scratch)
+      : passes_(passes), logits_(logits), vocab_size_(vocab_size), lazy_(scratch) {
     peak_ = passes.largest(logits, vocab_size);
   }
 
@@ -94,15 +120,9 @@ class LogitRow {
     return std::isnan(value) ? -kInfinity : value;
   }
 
-  std::int32_t best() const {
-    if (peak_ == -kInfinity) return 0;
-    std::int32_t first[kGatherSlack];
-    std::size_t next;
-    passes_.gather_above(logits_, 0, vocab_size_, std::nextafter(peak_, -kInfinity), first, kGatherSlack, &next);
-    return first[0];
-  }
+  std::int32_t best() const { return best_of(passes_, logits_, 0, vocab_size_).id; }
 
-  std::int32_t listed(std::size_t i) const { return id_of(scratch_.keys[i]); }
+  std::int32_t listed(std::size_t i) const { return id_of(room().keys[i]); }
 
   double weight_sum(double inverse_temperature) const {
     return passes_.weigh(logits_, vocab_size_, peak_, inverse_temperature, nullptr);
@@ -112,7 +132,7 @@ class LogitRow {
 
   // Lists the k best, best first. k <= vocab_size.
   void list_best(std::size_t k) {
-    std::uint64_t* const keys = scratch_.keys.get();
+    std::uint64_t* const keys = room().keys.get();
     std::size_t found = 0, next = 0;
     float bound = -kInfinity;
     while (next < vocab_size_) {
@@ -133,21 +153,21 @@ class LogitRow {
   // Lists every id with a logit above `bound`, in ascending order; returns how many.
   std::size_t list_above(float bound) {
     std::size_t next = 0;
-    return gather(&next, bound, scratch_.capacity, scratch_.keys.get());
+    return gather(&next, bound, room().capacity, room().keys.get());
   }
 
-  void sort_listed(std::size_t count) { sort_keys(scratch_.keys.get(), scratch_.spare_keys.get(), count); }
+  void sort_listed(std::size_t count) { sort_keys(room().keys.get(), room().spare_keys.get(), count); }
 
   // Weights of the first `count` listed ids; returns their sum.
   double weigh_listed(std::size_t count, double inverse_temperature) {
-    for (std::size_t i = 0; i < count; ++i) scratch_.logits[i] = logit(listed(i));
-    return passes_.weigh(scratch_.logits.get(), count, peak_, inverse_temperature, scratch_.weights.get());
+    for (std::size_t i = 0; i < count; ++i) room().logits[i] = logit(listed(i));
+    return passes_.weigh(room().logits.get(), count, peak_, inverse_temperature, room().weights.get());
   }
 
   // The id at which the running sum of all weights, by id, exceeds u of their total: first the chunk, then the id in
   // it.
   std::int32_t draw_by_id(double inverse_temperature, double u) {
-    double* const chunk_sums = scratch_.weights.get();
+    double* const chunk_sums = room().weights.get();
     const std::size_t num_chunks = (vocab_size_ + kChunk - 1) / kChunk;
     double total = 0;
     for (std::size_t c = 0; c < num_chunks; ++c) {
@@ -165,15 +185,15 @@ class LogitRow {
 
   std::int32_t draw_listed(std::size_t count, double u) const {
     double total = 0, running = 0;
-    for (std::size_t i = 0; i < count; ++i) total += scratch_.weights[i];
-    return listed(first_to_exceed(scratch_.weights.get(), count, u * total, running));
+    for (std::size_t i = 0; i < count; ++i) total += room().weights[i];
+    return listed(first_to_exceed(room().weights.get(), count, u * total, running));
   }
 
   // How many of the first `count` listed ids it takes to reach `share`; count + 1 where they do not.
   std::size_t num_reaching(std::size_t count, double share) const {
     double running = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      running += scratch_.weights[i];
+      running += room().weights[i];
       if (running >= share) return i + 1;
     }
     return count + 1;
@@ -181,15 +201,17 @@ class LogitRow {
 
   // How many of the first `count` listed ids weigh at least `floor`; no less than one.
   std::size_t num_heavy(std::size_t count, double floor) const {
-    while (count > 1 && !(scratch_.weights[count - 1] >= floor)) --count;
+    while (count > 1 && !(room().weights[count - 1] >= floor)) --count;
     return count;
   }
 
  private:
+  Scratch& room() const { return lazy_.get(vocab_size_); }
+
   std::size_t gather(std::size_t* next, float bound, std::size_t capacity, std::uint64_t* keys) {
-    const std::int32_t* const ids = scratch_.ids.get();
+    const std::int32_t* const ids = room().ids.get();
     const std::size_t count =
-        passes_.gather_above(logits_, *next, vocab_size_, bound, scratch_.ids.get(), capacity, next);
+        passes_.gather_above(logits_, *next, vocab_size_, bound, room().ids.get(), capacity, next);
     for (std::size_t i = 0; i < count; ++i) keys[i] = key_of(logits_[static_cast<std::size_t>(ids[i])], ids[i]);
     return count;
   }
@@ -213,7 +235,7 @@ class LogitRow {
   const LogitPasses& passes_;
   const float* logits_;
   std::size_t vocab_size_;
-  Scratch& scratch_;
+  LazyScratch& lazy_;
   float peak_;
 };
 
@@ -245,7 +267,7 @@ std::size_t list_candidates(LogitRow& row, const SampleRow& settings, std::size_
 
 std::int32_t sample_row(LogitRow& row, const SampleRow& settings, std::size_t vocab_size) {
   // An infinite peak leaves no choice, and none at all leaves the first id.
-  if (settings.temperature < kGreedyBelow || !std::isfinite(row.peak())) return row.best();
+  if (!std::isfinite(row.peak())) return row.best();
   const double inverse_temperature = 1.0 / static_cast<double>(settings.temperature);
   const double u = uniform_at(settings.seed, settings.sequence_index, settings.position);
   const bool has_top_p = settings.top_p < 1, has_min_p = settings.min_p > 0;
@@ -292,11 +314,23 @@ void sample(Context& context, const float* logits, std::size_t num_rows, std::si
             std::int32_t* tokens) {
   const LogitPasses& passes = passes_for(context.isa);
   const std::size_t num_threads = context.pool.num_threads();
-  const auto scratch = scratch_for(num_threads, vocab_size);
+  std::vector<LazyScratch> scratch(num_threads);
+  std::vector<Best> found(num_rows * num_threads);  // of each thread's ids, ascending
   context.pool.run([&](std::size_t thread) {
+    const auto [first, last] = split_evenly(vocab_size, thread, num_threads);
+    for (std::size_t r = 0; r < num_rows; ++r) {
+      if (is_greedy(rows[r])) found[r * num_threads + thread] = best_of(passes, logits + r * vocab_size, first, last);
+    }
+    context.pool.barrier();
     const auto [begin, end] = split_evenly(num_rows, thread, num_threads);
     for (std::size_t r = begin; r < end; ++r) {
-      LogitRow row(passes, logits + r * vocab_size, vocab_size, *scratch[thread]);
+      if (is_greedy(rows[r])) {
+        const auto of_row = found.begin() + static_cast<std::ptrdiff_t>(r * num_threads);
+        const auto lower = [](const Best& a, const Best& b) { return a.peak < b.peak; };
+        tokens[r] = std::max_element(of_row, of_row + static_cast<std::ptrdiff_t>(num_threads), lower)->id;
+        continue;
+      }
+      LogitRow row(passes, logits + r * vocab_size, vocab_size, scratch[thread]);
       tokens[r] = sample_row(row, rows[r], vocab_size);
     }
   });
@@ -307,11 +341,11 @@ void top_logprobs(Context& context, const float* logits, std::size_t num_rows, s
                   std::int32_t* top_ids, float* top_logprobs) {
   const LogitPasses& passes = passes_for(context.isa);
   const std::size_t num_threads = context.pool.num_threads();
-  const auto scratch = scratch_for(num_threads, vocab_size);
+  std::vector<LazyScratch> scratch(num_threads);
   context.pool.run([&](std::size_t thread) {
     const auto [begin, end] = split_evenly(num_rows, thread, num_threads);
     for (std::size_t r = begin; r < end; ++r) {
-      LogitRow row(passes, logits + r * vocab_size, vocab_size, *scratch[thread]);
+      LogitRow row(passes, logits + r * vocab_size, vocab_size, scratch[thread]);
       const LogSoftmax log_softmax(row, vocab_size);
       const float chosen = row.logit(tokens[r]);
       chosen_logprobs[r] = log_softmax.of(chosen);
