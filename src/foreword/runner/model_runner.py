@@ -60,6 +60,7 @@ class ModelRunner:
         self._block_size = block_size
         self._workspace = Workspace(model.config, token_budget)
         self._sampler = sampler or Sampler(backend)
+        self._logits_buffer: F32 = np.empty((0, model.config.vocab_size), np.float32)
         self.vocab_size = vocab_size or model.config.vocab_size
 
     def execute(
@@ -104,7 +105,8 @@ class ModelRunner:
     ) -> dict[SequenceId, SampledToken]:
         if not drawn:
             return {}
-        logits = self._logits(hidden[[row for _, row in drawn]])
+        rows = [row for _, row in drawn]
+        logits = self._logits(hidden if rows == list(range(len(hidden))) else hidden[rows])
         tokens = self._sampler.sample(logits, [sampling[sequence_id] for sequence_id, _ in drawn])
         return {sequence_id: token for (sequence_id, _), token in zip(drawn, tokens, strict=True)}
 
@@ -125,7 +127,13 @@ class ModelRunner:
         return {i: Reading(logprobs=logprobs.get(i, ()), hidden_state=states.get(i)) for i, _ in probed}
 
     def _logits(self, hidden: F32) -> F32:
-        logits = self._model.logits(hidden)
+        """Up to a slice of rows lie in one buffer, which the next call uses again: fresh memory costs more."""
+        out = None
+        if len(hidden) <= _LOGITS_SLICE:
+            if len(self._logits_buffer) < len(hidden):
+                self._logits_buffer = np.empty((len(hidden), self._model.config.vocab_size), np.float32)
+            out = self._logits_buffer[: len(hidden)]
+        logits = self._model.logits(hidden, out)
         return logits if logits.shape[1] == self.vocab_size else np.ascontiguousarray(logits[:, : self.vocab_size])
 
     def _prompt_logprobs(self, hidden: F32, wanted: PromptRows) -> list[TokenLogprobs]:
