@@ -16,6 +16,7 @@ namespace nb = nanobind;
 void bind_context(nb::module_& module);
 void bind_matrix(nb::module_& module);
 void bind_attention(nb::module_& module);
+void bind_decoder(nb::module_& module);
 void bind_sampling(nb::module_& module);
 
 namespace foreword::bindings {

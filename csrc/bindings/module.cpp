@@ -6,5 +6,6 @@ NB_MODULE(_native, module) {
   bind_context(module);
   bind_matrix(module);
   bind_attention(module);
+  bind_decoder(module);
   bind_sampling(module);
 }

@@ -1,22 +1,9 @@
 #include "foreword/attention.h"
 
-#include <algorithm>
-#include <atomic>
-#include <memory>
-#include <new>
-#include <vector>
-
-#include "attention_tile.h"
+#include "attention_stage.h"
 
 namespace foreword {
 namespace {
-
-constexpr std::size_t kCacheLine = 64;
-
-struct AlignedDelete {
-  void operator()(float* p) const { ::operator delete(p, std::align_val_t{kCacheLine}); }
-};
-using AlignedFloats = std::unique_ptr<float, AlignedDelete>;
 
 AlignedFloats allocate(std::size_t count) {
   return AlignedFloats(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{kCacheLine})));
@@ -29,62 +16,56 @@ const AttentionKernels& kernels_for([[maybe_unused]] InstructionSet isa) {
   return kAttentionScalar;
 }
 
-// One call: its plan, its memory, and the state its threads share.
-class Attention {
- public:
-  Attention(const AttentionArgs& args, const KvCacheView& cache, std::size_t num_threads, InstructionSet isa)
-      : plan_(plan_attention(args, cache, num_threads)), kernels_(kernels_for(isa)) {
-    problem_.args = args;
-    problem_.cache = cache;
-    problem_.group = args.num_heads / cache.num_kv_heads;
-    problem_.padded_dim = (cache.head_dim + kPanel - 1) / kPanel * kPanel;
-    problem_.partial_floats = problem_.padded_dim + kPanel;
-    problem_.tokens = plan_.tokens.data();
-    problem_.unit_tokens = plan_.unit_tokens.data();
-    scratch_floats_ = attention_scratch_floats(problem_, plan_.max_rows);
-    scratch_ = allocate(scratch_floats_ * num_threads);
-    if (plan_.num_partials == 0) return;
+}  // namespace
+
+AttentionStage::AttentionStage(const AttentionArgs& args, const KvCacheView& cache, const Context& context)
+    : plan_(plan_attention(args, cache, context.pool.num_threads())), kernels_(kernels_for(context.isa)) {
+  problem_.args = args;
+  problem_.cache = cache;
+  problem_.group = args.num_heads / cache.num_kv_heads;
+  problem_.padded_dim = (cache.head_dim + kPanel - 1) / kPanel * kPanel;
+  problem_.partial_floats = problem_.padded_dim + kPanel;
+  problem_.tokens = plan_.tokens.data();
+  problem_.unit_tokens = plan_.unit_tokens.data();
+  scratch_floats_ = attention_scratch_floats(problem_, plan_.max_rows);
+  scratch_ = allocate(scratch_floats_ * context.pool.num_threads());
+  if (plan_.num_partials > 0) {
     partials_ = allocate(plan_.num_partials * problem_.partial_floats);
     problem_.partials = partials_.get();
     unfinished_ = std::vector<std::atomic<std::uint32_t>>(plan_.tokens.size() * cache.num_kv_heads);
-    for (std::size_t i = 0; i < unfinished_.size(); ++i) {
-      unfinished_[i].store(plan_.tokens[i / cache.num_kv_heads].num_units, std::memory_order_relaxed);
-    }
   }
+  start(cache.k, cache.v);
+}
 
-  void work(std::size_t thread) {
-    const std::size_t num_kv_heads = problem_.cache.num_kv_heads;
-    const std::size_t num_items = plan_.units.size() * num_kv_heads;
-    while (true) {
-      const std::size_t item = next_.fetch_add(1, std::memory_order_relaxed);
-      if (item >= num_items) return;
-      const AttentionUnit& unit = plan_.units[item / num_kv_heads];
-      const std::size_t kv_head = item % num_kv_heads;
-      kernels_.attend(problem_, unit, kv_head, scratch_.get() + thread * scratch_floats_);
-      if (unit.split) finish(unit, kv_head);
-    }
+void AttentionStage::start(void* k, void* v) {
+  problem_.cache.k = k;
+  problem_.cache.v = v;
+  for (std::size_t i = 0; i < unfinished_.size(); ++i) {
+    unfinished_[i].store(plan_.tokens[i / problem_.cache.num_kv_heads].num_units, std::memory_order_relaxed);
   }
+  next_.store(0, std::memory_order_relaxed);
+}
 
- private:
-  // Merges the tokens whose last unit this was.
-  void finish(const AttentionUnit& unit, std::size_t kv_head) {
-    for (std::size_t i = 0; i < unit.num_tokens; ++i) {
-      const std::size_t token = plan_.unit_tokens[unit.token_begin + i];
-      std::atomic<std::uint32_t>& left = unfinished_[token * problem_.cache.num_kv_heads + kv_head];
-      if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) kernels_.merge(problem_, plan_.tokens[token], kv_head);
-    }
+void AttentionStage::work(std::size_t thread) {
+  const std::size_t num_kv_heads = problem_.cache.num_kv_heads;
+  const std::size_t num_items = plan_.units.size() * num_kv_heads;
+  while (true) {
+    const std::size_t item = next_.fetch_add(1, std::memory_order_relaxed);
+    if (item >= num_items) return;
+    const AttentionUnit& unit = plan_.units[item / num_kv_heads];
+    const std::size_t kv_head = item % num_kv_heads;
+    kernels_.attend(problem_, unit, kv_head, scratch_.get() + thread * scratch_floats_);
+    if (unit.split) finish(unit, kv_head);
   }
+}
 
-  AttentionPlan plan_;
-  const AttentionKernels& kernels_;
-  AttentionProblem problem_{};
-  std::size_t scratch_floats_ = 0;
-  AlignedFloats scratch_, partials_;
-  std::vector<std::atomic<std::uint32_t>> unfinished_;  // [tokens, J] units to go
-  alignas(kCacheLine) std::atomic<std::size_t> next_{0};
-};
-
-}  // namespace
+void AttentionStage::finish(const AttentionUnit& unit, std::size_t kv_head) {
+  for (std::size_t i = 0; i < unit.num_tokens; ++i) {
+    const std::size_t token = plan_.unit_tokens[unit.token_begin + i];
+    std::atomic<std::uint32_t>& left = unfinished_[token * problem_.cache.num_kv_heads + kv_head];
+    if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) kernels_.merge(problem_, plan_.tokens[token], kv_head);
+  }
+}
 
 std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows) {
   const std::size_t dim = problem.cache.head_dim, padded_dim = problem.padded_dim;
@@ -95,7 +76,7 @@ std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_
 }
 
 void paged_attention(Context& context, const AttentionArgs& args, const KvCacheView& cache) {
-  Attention attention(args, cache, context.pool.num_threads(), context.isa);
+  AttentionStage attention(args, cache, context);
   context.pool.run([&](std::size_t thread) { attention.work(thread); });
 }
 

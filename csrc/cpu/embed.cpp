@@ -1,3 +1,4 @@
+#include "matmul_stage.h"
 #include "packed_value.h"
 
 namespace foreword {
@@ -22,20 +23,25 @@ void dequantise_row(const TileView& view, std::size_t row, float* out) {
 
 }  // namespace
 
+void embed_stage(const Context& context, const PackedMatrix& table, const std::int32_t* token_ids,
+                 std::size_t num_tokens, float* out, std::size_t out_stride, std::size_t thread) {
+  const auto [begin, end] = split_evenly(num_tokens, thread, context.pool.num_threads());
+  for (std::size_t t = begin; t < end; ++t) {
+    std::size_t row = static_cast<std::size_t>(token_ids[t]);
+    for (const PackedMatrix::Part& part : table.parts()) {
+      if (row < part.view.rows) {
+        dequantise_row(part.view, row, out + t * out_stride);
+        break;
+      }
+      row -= part.view.rows;
+    }
+  }
+}
+
 void embed(Context& context, const PackedMatrix& table, std::span<const std::int32_t> token_ids, float* out,
            std::size_t out_stride) {
   context.pool.run([&](std::size_t thread) {
-    const auto [begin, end] = split_evenly(token_ids.size(), thread, context.pool.num_threads());
-    for (std::size_t t = begin; t < end; ++t) {
-      std::size_t row = static_cast<std::size_t>(token_ids[t]);
-      for (const PackedMatrix::Part& part : table.parts()) {
-        if (row < part.view.rows) {
-          dequantise_row(part.view, row, out + t * out_stride);
-          break;
-        }
-        row -= part.view.rows;
-      }
-    }
+    embed_stage(context, table, token_ids.data(), token_ids.size(), out, out_stride, thread);
   });
 }
 

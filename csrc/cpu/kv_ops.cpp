@@ -1,6 +1,7 @@
 #include <cstring>
 #include <vector>
 
+#include "attention_stage.h"
 #include "kv_ops_isa.h"
 
 namespace foreword {
@@ -15,14 +16,15 @@ RopeStore rope_store_for([[maybe_unused]] InstructionSet isa) {
 
 }  // namespace
 
+void rope_store_stage(const Context& context, const RopeStoreArgs& args, const KvCacheView& cache, float* scratch,
+                      std::size_t thread) {
+  const auto [begin, end] = split_evenly(args.num_tokens * cache.num_kv_heads, thread, context.pool.num_threads());
+  rope_store_for(context.isa)(args, cache, begin, end, scratch + thread * cache.head_dim);
+}
+
 void rope_store_kv(Context& context, const RopeStoreArgs& args, const KvCacheView& cache) {
-  const RopeStore rope_store = rope_store_for(context.isa);
-  const std::size_t num_threads = context.pool.num_threads();
-  std::vector<float> scratch(num_threads * cache.head_dim);
-  context.pool.run([&](std::size_t thread) {
-    const auto [begin, end] = split_evenly(args.num_tokens, thread, num_threads);
-    rope_store(args, cache, begin, end, scratch.data() + thread * cache.head_dim);
-  });
+  std::vector<float> scratch(context.pool.num_threads() * cache.head_dim);
+  context.pool.run([&](std::size_t thread) { rope_store_stage(context, args, cache, scratch.data(), thread); });
 }
 
 void copy_blocks(Context& context, const KvCacheView& cache, const std::int32_t* sources,

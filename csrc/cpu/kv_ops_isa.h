@@ -5,7 +5,8 @@
 
 namespace foreword {
 
-// Tokens [begin, end) of rope_store_kv. scratch: D floats.
+// Items [begin, end) of rope_store_kv, an item being one KV head of one token (t * J + j) with the query heads that
+// read it. scratch: D floats.
 using RopeStore = void (*)(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
                            float* scratch);
 

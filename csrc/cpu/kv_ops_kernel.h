@@ -75,25 +75,25 @@ inline void store_rounded(const float* x, std::size_t dim, T* out, std::size_t s
 }
 
 template <class Simd, class T>
-void rope_store_tokens(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
-                       float* scratch) {
-  const std::size_t dim = cache.head_dim, block_size = cache.block_size;
-  for (std::size_t t = begin; t < end; ++t) {
-    float* const queries = args.qkv + t * args.qkv_stride;
-    const float* const keys = queries + args.num_heads * dim;
-    const float* const values = keys + cache.num_kv_heads * dim;
+void rope_store_heads(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
+                      float* scratch) {
+  const std::size_t dim = cache.head_dim, block_size = cache.block_size, num_kv_heads = cache.num_kv_heads;
+  const std::size_t group = args.num_heads / num_kv_heads;
+  for (std::size_t item = begin; item < end; ++item) {
+    const std::size_t t = item / num_kv_heads, j = item % num_kv_heads;
+    float* const row = args.qkv + t * args.qkv_stride;
+    float* const queries = row + j * group * dim;
+    const float* const key = row + (args.num_heads + j) * dim;
+    const float* const value = key + num_kv_heads * dim;
     const float* const cos_sin = args.cos_sin + static_cast<std::size_t>(args.positions[t]) * dim;
     const std::size_t slot = static_cast<std::size_t>(args.slot_mapping[t]);
-    const std::size_t block = slot / block_size, offset = slot % block_size;
-    for (std::size_t h = 0; h < args.num_heads; ++h) {
-      rotate_head<Simd>(queries + h * dim, args.q_norm, args.eps, cos_sin, dim, queries + h * dim);
+    const std::size_t head = (slot / block_size * num_kv_heads + j) * dim * block_size, offset = slot % block_size;
+    for (std::size_t g = 0; g < group; ++g) {
+      rotate_head<Simd>(queries + g * dim, args.q_norm, args.eps, cos_sin, dim, queries + g * dim);
     }
-    for (std::size_t j = 0; j < cache.num_kv_heads; ++j) {
-      const std::size_t head = (block * cache.num_kv_heads + j) * dim * block_size;
-      rotate_head<Simd>(keys + j * dim, args.k_norm, args.eps, cos_sin, dim, scratch);
-      store_rounded<Simd>(scratch, dim, static_cast<T*>(cache.k) + head + offset, block_size);
-      store_rounded<Simd>(values + j * dim, dim, static_cast<T*>(cache.v) + head + offset * dim, 1);
-    }
+    rotate_head<Simd>(key, args.k_norm, args.eps, cos_sin, dim, scratch);
+    store_rounded<Simd>(scratch, dim, static_cast<T*>(cache.k) + head + offset, block_size);
+    store_rounded<Simd>(value, dim, static_cast<T*>(cache.v) + head + offset * dim, 1);
   }
 }
 
@@ -101,9 +101,9 @@ template <class Simd>
 void rope_store(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
                 float* scratch) {
   if (cache.dtype == KvDtype::kF16) {
-    rope_store_tokens<Simd, std::uint16_t>(args, cache, begin, end, scratch);
+    rope_store_heads<Simd, std::uint16_t>(args, cache, begin, end, scratch);
   } else {
-    rope_store_tokens<Simd, float>(args, cache, begin, end, scratch);
+    rope_store_heads<Simd, float>(args, cache, begin, end, scratch);
   }
 }
 

@@ -1,11 +1,13 @@
 // The products' driver: prepare the rows (norm or SwiGLU, then round or transpose), wait for all threads, multiply. One
-// parallel region for all of it.
+// parallel region for all of it, or a stage of a longer one.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "matmul_avx2.h"
 #include "matmul_kernels.h"
+#include "matmul_stage.h"
 
 namespace foreword {
 
@@ -33,11 +35,25 @@ float inverse_rms(const MatmulKernels& kernels, const float* x, std::size_t cols
   return static_cast<float>(1.0 / std::sqrt(mean + static_cast<double>(eps)));
 }
 
-// Memory for prepared rows, kept by the calling thread from product to product.
-struct Workspace {
-  std::vector<std::uint8_t> int8;
-  std::vector<float> floats;
+// Up to this many rows each thread prepares them all for itself: shorter than waiting for the others. Not where SwiGLU
+// comes first, whose exponentials cost more than the wait.
+constexpr std::size_t kOwnRows = 2;
+
+bool are_own(std::size_t num_rows, RowTransform::Kind kind) {
+  return num_rows <= kOwnRows && kind != RowTransform::kSwiGlu;
+}
+
+struct Needs {
+  bool int8 = false, floats = false;
+  explicit Needs(const PackedMatrix& matrix) {
+    for (const PackedMatrix::Part& part : matrix.parts()) (is_quantised(part.view.format) ? int8 : floats) = true;
+  }
 };
+
+void grow(PreparedRows::Memory& memory, Needs needs, std::size_t num_rows, std::size_t cols) {
+  if (needs.int8) memory.int8.resize(std::max(memory.int8.size(), num_rows * (cols / kGroup) * kInt8RecordBytes));
+  if (needs.floats) memory.floats.resize(std::max(memory.floats.size(), num_rows * cols));
+}
 
 struct Source {
   const float* x;
@@ -107,28 +123,43 @@ void multiply_share(const MatmulKernels& kernels, const PackedMatrix& matrix, co
 
 }  // namespace
 
-void linear(Context& context, const float* x, std::size_t x_stride, std::size_t num_rows, RowTransform transform,
-            const PackedMatrix& matrix, const float* bias, bool accumulate, float* out, std::size_t out_stride) {
-  thread_local Workspace workspace;
+void PreparedRows::reserve(const PackedMatrix& matrix, std::size_t num_rows, std::size_t num_threads) {
+  const Needs needs(matrix);
+  grow(shared, needs, smaller(num_rows, kMaxRowsPerRegion), matrix.cols());
+  if (own.size() < num_threads) own.resize(num_threads);
+  for (Memory& memory : own) grow(memory, needs, smaller(num_rows, kOwnRows), matrix.cols());
+}
+
+void linear_stage(Context& context, const LinearArgs& args, PreparedRows& rows, std::size_t thread) {
   const MatmulKernels& kernels = kernels_of(context);
-  const std::size_t cols = matrix.cols();
-  bool any_int8 = false, any_float = false;
-  for (const PackedMatrix::Part& part : matrix.parts()) (is_quantised(part.view.format) ? any_int8 : any_float) = true;
-  for (std::size_t first = 0; first < num_rows; first += kMaxRowsPerRegion) {
-    const std::size_t count = smaller(kMaxRowsPerRegion, num_rows - first);
-    if (any_int8) workspace.int8.resize(count * (cols / kGroup) * kInt8RecordBytes);
-    if (any_float) workspace.floats.resize(count * cols);
-    std::uint8_t* int8 = any_int8 ? workspace.int8.data() : nullptr;
-    float* floats = any_float ? workspace.floats.data() : nullptr;
-    const Source source{x + first * x_stride, x_stride, count, cols, transform};
-    const OutputView view{out + first * out_stride, out_stride, bias, accumulate};
-    const std::size_t num_threads = context.pool.num_threads();
-    context.pool.run([&](std::size_t thread) {
+  const Needs needs(*args.matrix);
+  const std::size_t cols = args.matrix->cols(), num_threads = context.pool.num_threads();
+  const bool own = are_own(args.num_rows, args.transform.kind);
+  PreparedRows::Memory& memory = own ? rows.own[thread] : rows.shared;
+  std::uint8_t* const int8 = needs.int8 ? memory.int8.data() : nullptr;
+  float* const floats = needs.floats ? memory.floats.data() : nullptr;
+  for (std::size_t first = 0; first < args.num_rows; first += kMaxRowsPerRegion) {
+    if (first > 0) context.pool.barrier();  // others may still read the rows before these
+    const std::size_t count = smaller(kMaxRowsPerRegion, args.num_rows - first);
+    const Source source{args.x + first * args.x_stride, args.x_stride, count, cols, args.transform};
+    const OutputView view{args.out + first * args.out_stride, args.out_stride, args.bias, args.accumulate};
+    if (own) {
+      prepare_share(kernels, source, 0, 1, int8, floats);
+    } else {
       prepare_share(kernels, source, thread, num_threads, int8, floats);
       context.pool.barrier();
-      multiply_share(kernels, matrix, {count, cols, int8, floats}, view, thread, num_threads);
-    });
+    }
+    multiply_share(kernels, *args.matrix, {count, cols, int8, floats}, view, thread, num_threads);
   }
+}
+
+void linear(Context& context, const float* x, std::size_t x_stride, std::size_t num_rows, RowTransform transform,
+            const PackedMatrix& matrix, const float* bias, bool accumulate, float* out, std::size_t out_stride) {
+  thread_local PreparedRows rows;  // kept from product to product
+  PreparedRows& prepared = rows;   // the caller's, on all threads
+  prepared.reserve(matrix, num_rows, context.pool.num_threads());
+  const LinearArgs args{x, x_stride, num_rows, transform, &matrix, bias, accumulate, out, out_stride};
+  context.pool.run([&](std::size_t thread) { linear_stage(context, args, prepared, thread); });
 }
 
 void rms_norm(Context& context, const float* x, std::size_t x_stride, std::size_t num_rows, std::size_t cols,

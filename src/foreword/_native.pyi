@@ -101,6 +101,57 @@ def copy_blocks(
     sources: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
     destinations: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
 ) -> None: ...
+
+class Decoder:
+    def __init__(
+        self,
+        embedding: PackedMatrix,
+        layers: list[
+            tuple[
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+                PackedMatrix,
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+                PackedMatrix,
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+                PackedMatrix,
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+                PackedMatrix,
+                Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+            ]
+        ],
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        eps: float,
+        scale: float,
+    ) -> None: ...
+    def bind(
+        self,
+        k_caches: list[Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")]],
+        v_caches: list[Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")]],
+        hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+        last_hidden: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+        qkv: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+        attention: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+        last_attention: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+        gate_up: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
+    ) -> None: ...
+    def forward(
+        self,
+        context: Context,
+        token_ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        slot_mapping: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        block_tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), device="cpu", writable=False)],
+        query_start_loc: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        cos_sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device="cpu", writable=False)],
+        rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+    ) -> None: ...
+
 def sample(
     context: Context,
     logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],

@@ -4,17 +4,7 @@ from typing import Protocol
 
 from foreword.core.config import ModelConfig
 from foreword.models.workspace import Workspace
-from foreword.ops.backend import F32, I32, AttentionBatch, KVArray
-
-
-class LayerCaches(Protocol):
-    """K and V of every layer, as the kernels read them; shapes in `ops.backend`."""
-
-    def k_cache(self, layer: int) -> KVArray:
-        """K of one layer."""
-
-    def v_cache(self, layer: int) -> KVArray:
-        """V of one layer."""
+from foreword.ops.backend import F32, I32, AttentionBatch, LayerCaches
 
 
 class Model(Protocol):

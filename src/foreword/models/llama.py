@@ -9,28 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from foreword.core.config import ModelConfig
-from foreword.models.base import LayerCaches
 from foreword.models.rope import RotaryTable
 from foreword.models.workspace import Workspace
-from foreword.ops.backend import F32, I32, AttentionBatch, Backend, KVArray, PackedMatrix
+from foreword.ops.backend import (
+    F32,
+    I32,
+    AttentionBatch,
+    Backend,
+    DecoderSizes,
+    KVArray,
+    LayerCaches,
+    LayerWeights,
+    PackedMatrix,
+)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """One layer, in the order it is run."""
-
-    attention_norm: F32  # [E]
-    qkv: PackedMatrix  # [(H + 2J) * D, E]: q, k and v heads, rotary pairs (i, i + D/2)
-    qkv_bias: F32 | None  # [(H + 2J) * D]
-    q_norm: F32 | None  # [D]
-    k_norm: F32 | None  # [D]
-    output: PackedMatrix  # [E, H * D]
-    output_bias: F32 | None  # [E]
-    mlp_norm: F32  # [E]
-    gate_up: PackedMatrix  # [2I, E]: gate, then up
-    gate_up_bias: F32 | None  # [2I]
-    down: PackedMatrix  # [E, I]
-    down_bias: F32 | None  # [E]
+# From about here on the kernels take so long that calls to them no longer show; an interrupt then gets in between two.
+_ONE_CALL_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +62,8 @@ class Llama:
         self.notes = notes
         self._backend = backend
         self._scale = config.head_dim**-0.5
+        sizes = DecoderSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, self._scale)
+        self._decoder = backend.decoder(weights.embedding, weights.layers, sizes)
 
     @property
     def num_bytes(self) -> int:
@@ -84,10 +80,23 @@ class Llama:
         rows: I32 | None = None,
     ) -> F32:
         """See `Model.forward`."""
-        num_tokens = len(token_ids)
-        hidden = workspace.hidden[:num_tokens]  # [T, E], the residual stream
-        self._backend.embed(self.weights.embedding, token_ids, hidden)
         cos_sin = self.weights.rotary.first(int(batch.positions.max()) + 1)
+        if self._decoder is not None and len(token_ids) <= _ONE_CALL_TOKENS:
+            return self._decoder.forward(token_ids, batch, cos_sin, caches, workspace, rows)
+        return self.forward_by_kernels(token_ids, batch, cos_sin, caches, workspace, rows)
+
+    def forward_by_kernels(
+        self,
+        token_ids: I32,
+        batch: AttentionBatch,
+        cos_sin: F32,
+        caches: LayerCaches,
+        workspace: Workspace,
+        rows: I32 | None,
+    ) -> F32:
+        """The layers, kernel by kernel: what a decoder of the backend must equal, bit for bit."""
+        hidden = workspace.hidden[: len(token_ids)]  # [T, E], the residual stream
+        self._backend.embed(self.weights.embedding, token_ids, hidden)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             caches_of_layer = caches.k_cache(index), caches.v_cache(index)

@@ -11,9 +11,9 @@ import numpy as np
 
 from foreword.core.errors import InvalidRequestError, ModelFormatError
 from foreword.models.files import ModelFiles
-from foreword.models.llama import LayerWeights, LlamaWeights
+from foreword.models.llama import LlamaWeights
 from foreword.models.rope import RotaryTable
-from foreword.ops.backend import F32, I32, Backend, PackedMatrix
+from foreword.ops.backend import F32, I32, Backend, LayerWeights, PackedMatrix
 from foreword.ops.quantise import dequantise, is_finite, requantise
 from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart, RawTensor
 

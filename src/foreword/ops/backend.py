@@ -80,6 +80,71 @@ class TopLogprobs:
     top_logprobs: F32
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One layer of a llama-like model, in the order it is run. E hidden size, I intermediate size."""
+
+    attention_norm: F32  # [E]
+    qkv: PackedMatrix  # [(H + 2J) * D, E]: q, k and v heads, rotary pairs (i, i + D/2)
+    qkv_bias: F32 | None  # [(H + 2J) * D]
+    q_norm: F32 | None  # [D]
+    k_norm: F32 | None  # [D]
+    output: PackedMatrix  # [E, H * D]
+    output_bias: F32 | None  # [E]
+    mlp_norm: F32  # [E]
+    gate_up: PackedMatrix  # [2I, E]: gate, then up
+    gate_up_bias: F32 | None  # [2I]
+    down: PackedMatrix  # [E, I]
+    down_bias: F32 | None  # [E]
+
+
+class LayerCaches(Protocol):
+    """K and V of every layer, as the kernels read them."""
+
+    def k_cache(self, layer: int) -> KVArray:
+        """K of one layer."""
+
+    def v_cache(self, layer: int) -> KVArray:
+        """V of one layer."""
+
+
+class DecoderBuffers(Protocol):
+    """Activations of a step; `last_hidden` and `last_attention` hold the rows picked for the last layer's end."""
+
+    hidden: F32  # [max_tokens, E]
+    last_hidden: F32  # [max_tokens, E]
+    qkv: F32  # [max_tokens, (H + 2J) * D]
+    attention: F32  # [max_tokens, H * D]
+    last_attention: F32  # [max_tokens, H * D]
+    gate_up: F32  # [max_tokens, 2I]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSizes:
+    """What a stack of layers is, beside its weights."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+
+
+class Decoder(Protocol):
+    """A stack of layers as one call: `embed`, then each layer's kernels in turn, with the same bits."""
+
+    def forward(
+        self,
+        token_ids: I32,
+        batch: AttentionBatch,
+        cos_sin: F32,
+        caches: LayerCaches,
+        buffers: DecoderBuffers,
+        rows: I32 | None,
+    ) -> F32:
+        """Hidden states `[T, E]` before the final norm, or `[R, E]` of `rows`: a view of the buffers."""
+
+
 class Backend(Protocol):
     """Kernels over packed weights and paged K/V."""
 
@@ -154,6 +219,9 @@ class Backend(Protocol):
 
     def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
         """Copy whole blocks of one layer, in order."""
+
+    def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> Decoder | None:
+        """The layers as one call, for steps where the calls themselves would show; None: call kernel by kernel."""
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:
         """Draw one token a row from `logits [R, V]`; returns `[R]`. Rules in `csrc/include/foreword/sampling.h`."""

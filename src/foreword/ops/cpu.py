@@ -3,7 +3,19 @@
 from collections.abc import Sequence
 
 from foreword import _native
-from foreword.ops.backend import F32, I32, AttentionBatch, KVArray, PackedMatrix, SamplingBatch, TopLogprobs
+from foreword.ops.backend import (
+    F32,
+    I32,
+    AttentionBatch,
+    DecoderBuffers,
+    DecoderSizes,
+    KVArray,
+    LayerCaches,
+    LayerWeights,
+    PackedMatrix,
+    SamplingBatch,
+    TopLogprobs,
+)
 from foreword.ops.raw_tensor import MatrixPart
 
 
@@ -100,6 +112,10 @@ class CpuBackend:
         """See `Backend.copy_blocks`."""
         _native.copy_blocks(self._context, k_cache, v_cache, sources, destinations)
 
+    def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> "CpuDecoder":
+        """See `Backend.decoder`."""
+        return CpuDecoder(self._context, embedding, layers, sizes)
+
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:
         """See `Backend.sample`."""
         return _native.sample(
@@ -117,6 +133,85 @@ class CpuBackend:
     def top_logprobs(self, logits: F32, token_ids: I32, k: int) -> TopLogprobs:
         """See `Backend.top_logprobs`."""
         return TopLogprobs(*_native.top_logprobs(self._context, logits, token_ids, k))
+
+
+class CpuDecoder:
+    """`Decoder` in C++: one parallel region for all layers, with a barrier between kernels."""
+
+    def __init__(
+        self,
+        context: _native.Context,
+        embedding: PackedMatrix,
+        layers: Sequence[LayerWeights],
+        sizes: DecoderSizes,
+    ) -> None:
+        self._context = context
+        self._num_layers = len(layers)
+        described = [
+            (
+                layer.attention_norm,
+                _own(layer.qkv),
+                layer.qkv_bias,
+                layer.q_norm,
+                layer.k_norm,
+                _own(layer.output),
+                layer.output_bias,
+                layer.mlp_norm,
+                _own(layer.gate_up),
+                layer.gate_up_bias,
+                _own(layer.down),
+                layer.down_bias,
+            )
+            for layer in layers
+        ]
+        self._native = _native.Decoder(
+            _own(embedding),
+            described,
+            sizes.num_heads,
+            sizes.num_kv_heads,
+            sizes.head_dim,
+            sizes.eps,
+            sizes.scale,
+        )
+        self._bound: tuple[LayerCaches, DecoderBuffers] | None = None
+
+    def forward(
+        self,
+        token_ids: I32,
+        batch: AttentionBatch,
+        cos_sin: F32,
+        caches: LayerCaches,
+        buffers: DecoderBuffers,
+        rows: I32 | None,
+    ) -> F32:
+        """See `Decoder.forward`. The arrays of `caches` and `buffers` stay the same ones while they are in use."""
+        if self._bound is None or self._bound[0] is not caches or self._bound[1] is not buffers:
+            self._bind(caches, buffers)
+        self._native.forward(
+            self._context,
+            token_ids,
+            batch.positions,
+            batch.slot_mapping,
+            batch.block_tables,
+            batch.query_start_loc,
+            batch.context_lens,
+            cos_sin,
+            rows,
+        )
+        return buffers.hidden[: len(token_ids)] if rows is None else buffers.last_hidden[: len(rows)]
+
+    def _bind(self, caches: LayerCaches, buffers: DecoderBuffers) -> None:
+        self._native.bind(
+            [caches.k_cache(layer) for layer in range(self._num_layers)],
+            [caches.v_cache(layer) for layer in range(self._num_layers)],
+            buffers.hidden,
+            buffers.last_hidden,
+            buffers.qkv,
+            buffers.attention,
+            buffers.last_attention,
+            buffers.gate_up,
+        )
+        self._bound = caches, buffers
 
 
 def available_instruction_sets() -> tuple[str, ...]:

@@ -13,7 +13,17 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from foreword.ops.backend import F32, I32, AttentionBatch, KVArray, PackedMatrix, SamplingBatch, TopLogprobs
+from foreword.ops.backend import (
+    F32,
+    I32,
+    AttentionBatch,
+    DecoderSizes,
+    KVArray,
+    LayerWeights,
+    PackedMatrix,
+    SamplingBatch,
+    TopLogprobs,
+)
 from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart
 
 GROUP = 32  # inputs that share one scale, of weights and of rounded activations
@@ -163,6 +173,9 @@ class ReferenceBackend:
         for source, destination in zip(sources, destinations, strict=True):
             k_cache[destination] = k_cache[source]
             v_cache[destination] = v_cache[source]
+
+    def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> None:
+        """See `Backend.decoder`: there is none, kernel by kernel is what this backend is for."""
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:
         """See `Backend.sample`."""
