@@ -46,6 +46,16 @@ __m256i nibbles(const std::uint8_t* group, std::size_t step, std::size_t half) {
   return _mm256_and_si256(step < 4 ? bytes : _mm256_srli_epi16(bytes, 4), mask);
 }
 
+// Weights of a few rows come from memory, each once: asks for those this far ahead, also over the ends of pages and
+// tiles, where the hardware's prefetching stops. Beyond the last it asks for nothing that could fault.
+constexpr std::size_t kAhead = 1024;
+
+template <std::size_t kBytes>
+inline void prefetch_ahead(const std::uint8_t* group) {
+#pragma GCC unroll 16
+  for (std::size_t line = 0; line < kBytes; line += 64) _mm_prefetch(group + kAhead + line, _MM_HINT_T0);
+}
+
 // Cursors over the groups of a tile: codes of a step, scale and minimum of 8 outputs. begin() comes before, next()
 // after each group.
 struct Q4_1 {
@@ -55,6 +65,7 @@ struct Q4_1 {
   __m256i codes(std::size_t step, std::size_t half) const { return nibbles(group, step, half); }
   __m256 scale(std::size_t half) const { return load_halves(group + kNibbleBytes + half * 16); }
   __m256 minimum(std::size_t half) const { return load_halves(group + kNibbleBytes + kHalfRow + half * 16); }
+  void prefetch() const { prefetch_ahead<kQ4_1Bytes>(group); }
   void next() { group += kQ4_1Bytes; }
 };
 
@@ -65,6 +76,7 @@ struct Q4_0 {
   __m256i codes(std::size_t step, std::size_t half) const { return nibbles(group, step, half); }
   __m256 scale(std::size_t half) const { return load_halves(group + kNibbleBytes + half * 16); }
   __m256 minimum(std::size_t half) const { return _mm256_mul_ps(_mm256_set1_ps(-8.0f), scale(half)); }
+  void prefetch() const { prefetch_ahead<kQ4_0Bytes>(group); }
   void next() { group += kQ4_0Bytes; }
 };
 
@@ -88,6 +100,7 @@ struct Q4_K {
   __m256 minimum(std::size_t half) const {
     return _mm256_mul_ps(dmin[half], load_bytes(group + kNibbleBytes + kTileOutputs + half * 8));
   }
+  void prefetch() const { prefetch_ahead<kQ4_KBytes>(group); }
   void next() {
     group += kQ4_KBytes;
     --left;
@@ -102,6 +115,7 @@ struct Unpacked {
   __m256i codes(std::size_t step, std::size_t half) const { return load_codes(group + (step * 2 + half) * 32); }
   __m256 scale(std::size_t half) const { return load_floats(kTileOutputs * kGroup + half * 32); }
   __m256 minimum(std::size_t half) const { return load_floats(kTileOutputs * (kGroup + sizeof(float)) + half * 32); }
+  void prefetch() const {}
   void next() { group += kBytes; }
   __m256 load_floats(std::size_t offset) const { return _mm256_castsi256_ps(load_codes(group + offset)); }
 };
@@ -136,6 +150,7 @@ void add_groups_4bit(Weights weights, const std::uint8_t* record, std::size_t nu
   }
   for (std::size_t g = 0; g < num_groups; ++g, record += M * kInt8RecordBytes) {
     weights.begin();
+    weights.prefetch();
     __m256i sum[M][2];
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kSteps; ++i) {

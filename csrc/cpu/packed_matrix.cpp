@@ -1,9 +1,11 @@
 #include "packed_matrix.h"
 
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -12,20 +14,44 @@
 namespace foreword {
 namespace {
 
-constexpr std::size_t kCacheLine = 64, kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kCacheLine = 64, kHugePage = std::size_t{2} << 20, kChunk = 8 * kHugePage;
 
-// Large matrices lie on huge pages where the system grants them: a product walks its bytes once per call, and with
-// small pages every 4 KB costs a look-up and restarts the hardware's prefetching.
-std::unique_ptr<std::uint8_t, FreeDeleter> allocate(std::size_t num_bytes) {
-  const std::size_t alignment = num_bytes >= kHugePage ? kHugePage : kCacheLine;
-  const std::size_t rounded = (num_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, alignment, rounded) != 0) throw std::bad_alloc();
-#if defined(__linux__)
-  if (alignment == kHugePage) madvise(memory, rounded / kHugePage * kHugePage, MADV_HUGEPAGE);
-#endif
-  return std::unique_ptr<std::uint8_t, FreeDeleter>(static_cast<std::uint8_t*>(memory));
+std::size_t round_up(std::size_t value, std::size_t unit) {
+  return (value + unit - 1) / unit * unit;
 }
+
+// Memory on huge pages where the system grants them: a product walks its bytes once per call, and with small pages
+// every 4 KB costs a look-up and restarts the hardware's prefetching.
+std::shared_ptr<std::uint8_t> allocate_huge(std::size_t num_bytes) {
+  void* memory = nullptr;
+  const std::size_t rounded = round_up(num_bytes, kHugePage);
+  if (posix_memalign(&memory, kHugePage, rounded) != 0) throw std::bad_alloc();
+#if defined(__linux__)
+  madvise(memory, rounded, MADV_HUGEPAGE);
+#endif
+  return {static_cast<std::uint8_t*>(memory), [](std::uint8_t* p) { std::free(p); }};
+}
+
+}  // namespace
+
+// Matrices smaller than a huge page share chunks of several, in the order they are packed. A chunk is touched only as
+// far as it is given out, and lives as long as the last matrix in it.
+std::shared_ptr<std::uint8_t> WeightMemory::allocate(std::size_t num_bytes) {
+  const std::size_t rounded = round_up(num_bytes, kCacheLine);
+  if (rounded > kChunk / 2) return allocate_huge(rounded);
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<std::uint8_t> chunk = chunk_.lock();
+  if (chunk == nullptr || used_ + rounded > kChunk) {
+    chunk = allocate_huge(kChunk);
+    chunk_ = chunk;
+    used_ = 0;
+  }
+  std::uint8_t* const place = chunk.get() + used_;
+  used_ += rounded;
+  return {std::move(chunk), place};
+}
+
+namespace {
 
 void check_source(const MatrixSource& source, std::size_t cols) {
   if (source.rows == 0 || source.cols == 0) throw std::invalid_argument("a matrix part has no rows or no columns");
@@ -61,8 +87,9 @@ PackedMatrix::Part pack_part(std::span<const MatrixSource> run, Context& context
   const SourceFormat format = run[0].format;
   const std::size_t cols = run[0].cols, tile_bytes = packed_tile_bytes(format, cols);
   const std::size_t num_tiles = (rows + kTileOutputs - 1) / kTileOutputs;
-  PackedMatrix::Part part{
-      {format, rows, cols, tile_bytes, nullptr}, num_tiles * tile_bytes, allocate(num_tiles * tile_bytes)};
+  PackedMatrix::Part part{{format, rows, cols, tile_bytes, nullptr},
+                          num_tiles * tile_bytes,
+                          context.weights.allocate(num_tiles * tile_bytes)};
   std::uint8_t* data = part.storage.get();
   part.view.data = data;
   context.pool.run([&](std::size_t thread) {

@@ -14,7 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 
 #include "foreword/matrix.h"
@@ -40,15 +39,11 @@ struct TileView {
   const std::uint8_t* data;
 };
 
-struct FreeDeleter {
-  void operator()(void* pointer) const { std::free(pointer); }
-};
-
 // Consecutive sources of one format, packed as one run of outputs.
 struct PackedMatrix::Part {
   TileView view;
   std::size_t num_bytes;
-  std::unique_ptr<std::uint8_t, FreeDeleter> storage;
+  std::shared_ptr<std::uint8_t> storage;
 };
 
 std::size_t packed_tile_bytes(SourceFormat format, std::size_t cols);

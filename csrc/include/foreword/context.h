@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string_view>
 
 #include "foreword/threads.h"
@@ -14,11 +17,23 @@ enum class InstructionSet { kScalar, kAvx2 };  // kAvx2 means AVX2 + FMA + F16C
 InstructionSet detect_instruction_set();
 std::string_view instruction_set_name(InstructionSet isa);  // "scalar", "avx2"
 
+// Where packed weights lie: each on its own, or several together where they are small.
+class WeightMemory {
+ public:
+  std::shared_ptr<std::uint8_t> allocate(std::size_t num_bytes);  // 64-byte aligned, not initialised
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<std::uint8_t> chunk_;  // given out from the front
+  std::size_t used_ = 0;
+};
+
 // Every kernel takes one. Not copied; outlives the calls that use it. A context serves one caller at a time.
 struct Context {
   Context(std::size_t num_threads, InstructionSet isa) : pool(num_threads), isa(isa) {}
   ThreadPool pool;
   InstructionSet isa;
+  WeightMemory weights;
 };
 
 }  // namespace foreword
