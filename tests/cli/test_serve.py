@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from foreword.server.tenants import new_key
 from tests.cli.conftest import Run
 
 Start = Callable[..., tuple["subprocess.Popen[str]", str]]
@@ -192,3 +194,42 @@ def test_a_response_cache_of_a_size_answers_a_repeat(start: Start, tiny: str) ->
             marks.append(answer.headers["foreword-response-cache"])
 
     assert marks == ["miss", "hit"]
+
+
+def test_a_hangup_reads_the_file_of_keys_again_and_keeps_the_old_when_it_is_bad(
+    start: Start, tiny: str, tmp_path: Path
+) -> None:
+    (old, old_line), (new, new_line) = new_key("alice", "user"), new_key("alice", "user")
+    file = tmp_path / "keys"
+    file.write_text(old_line)
+    process, url = start(tiny, "--api-keys", str(file))
+    body = {"model": name_of(tiny), "prompt": "what alice said", "max_tokens": 1}
+
+    def ask(key: str) -> tuple[int, int]:
+        try:
+            with post(url, "/v1/completions", body, key) as answer:
+                return answer.status, int(answer.headers["foreword-cached-tokens"])
+        except urllib.error.HTTPError as error:
+            return error.code, 0
+
+    def until(key: str, status: int) -> int:
+        end = time.monotonic() + 20
+        while (answer := ask(key))[0] != status:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return answer[1]
+
+    assert ask(old) == (200, 0)
+    assert ask(new)[0] == 401
+    file.write_text(f"{new_line} requests=1000/m")
+    process.send_signal(signal.SIGHUP)
+    assert until(new, 200) == len("what alice said") - 1  # her cache is still hers
+    assert ask(old)[0] == 401
+    file.write_text("nonsense")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert ask(new)[0] == 200
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    events = [json.loads(line)["event"] for line in err.splitlines()]
+    assert [event for event in events if "keys" in event] == ["keys reloaded", "keys kept as they were"]

@@ -281,6 +281,74 @@ def test_a_tenant_keeps_within_its_share_and_cannot_flood_another() -> None:
     assert hits == 19
 
 
+@pytest.mark.parametrize("kind", ["radix", "hash"])
+def test_a_tenants_own_share_is_kept_from_the_moment_it_is_given(kind: str) -> None:
+    engine = make_engine(kind, num_blocks=100)
+
+    def store(tenant: bytes, seeds: range) -> None:
+        for seed in seeds:
+            engine.add(text(seed, 160), max_tokens=1, namespace=tenant, tenant=tenant)
+        engine.run()
+
+    def stored(tenant: bytes, seeds: range) -> int:
+        ids = [[TokenId(token) for token in text(seed, 160)] for seed in seeds]
+        return sum(engine.manager.query(tenant, prompt) for prompt in ids)
+
+    store(b"a", range(4))
+    store(b"b", range(10, 13))
+    assert engine.manager.pool.num_free > 0
+    engine.manager.prefix_cache.share({b"a": 20, b"c": 10})
+    store(b"a", range(4, 5))
+    store(b"c", range(20, 23))
+
+    assert stored(b"a", range(5)) <= 20 * SIZE
+    assert stored(b"a", range(4, 5)) >= 9 * SIZE
+    assert stored(b"c", range(20, 23)) <= 10 * SIZE
+    assert stored(b"b", range(10, 13)) >= 3 * 9 * SIZE
+    engine.manager.prefix_cache.share({})
+    store(b"a", range(5, 8))
+    assert stored(b"a", range(4, 8)) > 20 * SIZE
+    engine.manager.check_invariants()
+
+
+def test_without_a_prefix_cache_there_is_nothing_to_share() -> None:
+    engine = make_engine("none")
+    engine.manager.prefix_cache.share({b"a": 5})
+
+    ask(engine, text(0, 40))
+
+
+@pytest.mark.parametrize("order", ["arrival", "longest_hit"])
+def test_tenants_are_served_in_turn_however_many_requests_one_sends(order: str) -> None:
+    engine = make_engine(max_num_seqs=2, admission_order=order)
+    names = {}
+    for number in range(40):
+        added = engine.add(text(number, 40), max_tokens=2, namespace=b"greedy", tenant=b"greedy")
+        names[added.request_id] = "greedy"
+    for number in range(3):
+        added = engine.add(text(100 + number, 40), max_tokens=2, namespace=b"calm", tenant=b"calm")
+        names[added.request_id] = "calm"
+    finished: list[str] = []
+    while engine.scheduler.has_unfinished:
+        finished += [names[step.request_id] for step in engine.step() if step.finish_reason]
+
+    assert [place for place, name in enumerate(finished) if name == "calm"][-1] <= 6
+    assert finished.count("greedy") == 40
+
+
+def test_who_ran_before_keeps_its_place_before_tenants_in_turn() -> None:
+    engine = make_engine(num_blocks=12, max_num_seqs=4, max_model_len=150)
+    requests = [
+        engine.add(text(seed, 60), max_tokens=60, namespace=tenant, tenant=tenant)
+        for seed, tenant in enumerate((b"a", b"a", b"b", b"b"))
+    ]
+    engine.run()
+
+    assert engine.scheduler.counters.num_preemptions > 0
+    for request in requests:
+        assert_exact(request)
+
+
 def test_longest_hit_goes_first_within_a_tenant_and_nobody_starves() -> None:
     engine = make_engine(max_num_seqs=1)
     ask(engine, text(0, 100))

@@ -48,6 +48,25 @@ def test_the_door_counts_requests_and_their_tokens() -> None:
     assert (door.num_requests, door.num_tokens) == (0, 0)
 
 
+def test_one_tenant_takes_no_more_places_than_stay_free() -> None:
+    door = Admission(Limits(max_queued_requests=8))
+    greedy = [door.enter(b"greedy") for _ in range(4)]
+    with pytest.raises(QueueFullError):
+        door.enter(b"greedy")
+
+    others = [door.enter(b"calm"), door.enter(b"calm"), door.enter(b"third")]
+
+    with pytest.raises(QueueFullError):
+        door.enter(b"calm")
+    greedy[0].leave()
+    others.append(door.enter(b"third"))
+    for ticket in (*greedy, *others):
+        ticket.leave()
+    assert door.num_requests == 0
+    alone = [door.enter() for _ in range(8)]  # a server of one tenant gives it all
+    assert len(alone) == 8
+
+
 def test_a_log_line_is_json_whatever_is_in_it() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)

@@ -50,6 +50,18 @@ class ServerOptions:
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds running answers get after SIGTERM.", rich_help_panel=_SERVER)
     ] = 30.0
+    stuck_after: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds a step may take before the server counts as stuck.", rich_help_panel=_SERVER
+        ),
+    ] = 30.0
+    exit_when_stuck: Annotated[
+        bool,
+        typer.Option(
+            "--exit-when-stuck", help="Then end with code 70, for a supervisor to start anew.", rich_help_panel=_SERVER
+        ),
+    ] = False
     response_cache: Annotated[
         str | None,
         typer.Option(
@@ -79,6 +91,8 @@ class ServerOptions:
         return Limits(
             max_queued_requests=self.max_queued,
             grace_s=self.grace,
+            stuck_step_s=self.stuck_after,
+            exits_when_stuck=self.exit_when_stuck,
             response_cache_bytes=0 if size is None else parse_bytes("response_cache", size),
             response_cache_ttl_s=self.response_cache_ttl,
         )
@@ -171,7 +185,7 @@ def serve(
             for line in start_lines(loaded, options, keys, service.limits, url, names):
                 remark(line)
         set_up_logging()
-        run(service, server.host, listening)
+        run(service, server.host, listening, None if server.api_keys is None else Path(server.api_keys))
 
 
 def start_lines(

@@ -114,6 +114,11 @@ class AsyncEngine:
         started = self._step_started
         return 0.0 if started is None else self._clock() - started
 
+    def give_up(self, reason: str) -> None:
+        """The step under way will not end: tell everybody who waits, and take nothing more. Never waits itself."""
+        if not self._lost:
+            self._lose_engine(reason, UnavailableError(reason))
+
     def new_request_id(self) -> str:
         """An id no other request of this engine has."""
         return f"r{next(self._numbers)}"
@@ -199,12 +204,12 @@ class AsyncEngine:
         for stream in ended:
             stream.end(None)
 
-    def _lose_engine(self, reason: str) -> None:
-        """The thread has ended: nobody will ever answer what was asked."""
+    def _lose_engine(self, reason: str, error: Exception | None = None) -> None:
+        """The thread has ended, or never will: nobody will ever answer what was asked."""
         self._lost = True
         self._refusal = self._refusal or reason
         for stream in list(self._open):
-            stream.end(StepFailedError(reason))
+            stream.end(error or StepFailedError(reason))
         for future in list(self._asked):
             _set_exception(future, UnavailableError(reason))
 

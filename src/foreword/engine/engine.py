@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from foreword.core.config import CacheConfig, SchedulerConfig
@@ -237,6 +237,11 @@ class Engine:
     def explain_cache(self, namespace: bytes, token_ids: list[TokenId]) -> MissReport:
         """The nearest stored prefix of a prompt, where it parts from it, and why. Changes nothing."""
         return self._manager.explain(namespace, token_ids)
+
+    def share_pool(self, shares: Mapping[bytes, float]) -> None:
+        """Let what each tenant named has stored take that share of the pool at most, from 0 to 1."""
+        num_blocks = self._manager.config.num_blocks
+        self._manager.prefix_cache.share({tenant: int(share * num_blocks) for tenant, share in shares.items()})
 
     def reset_cache(self) -> None:
         """Forget every stored prefix. What runs keeps its blocks."""

@@ -6,7 +6,7 @@ costs a miss and never a wrong answer: the block that came first keeps the hash.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from foreword.core.config import CacheConfig
 from foreword.core.errors import InvariantError
@@ -122,6 +122,10 @@ class HashPrefixCache:
             kept += self._block_size
         return kept
 
+    def share(self, quotas: Mapping[bytes, int]) -> None:
+        """Let a tenant's findable blocks take so many at most, from the next one stored."""
+        self._retention.share(quotas)
+
     def evict(self, count: int) -> int:
         """Withdraw up to `count` cached blocks, tails first. Cost: O(count log candidates), amortised."""
         for evicted in range(count):
@@ -223,7 +227,7 @@ class HashPrefixCache:
         return entry.num_children == 0 and self._pool.ref_count(BlockId(entry.block)) == 0
 
     def _enforce_quota(self, domain: Domain) -> None:
-        quota = self._retention.quota
+        quota = domain.quota
         while quota is not None and domain.num_blocks > quota:
             entry = self._retention.next_victim(domain)
             if entry is None:

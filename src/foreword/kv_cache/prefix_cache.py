@@ -10,7 +10,7 @@ which keeps their content until the index withdraws them. Laws every implementat
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NewType, Protocol
 
@@ -119,6 +119,10 @@ class PrefixCache(Protocol):
         """
         ...
 
+    def share(self, quotas: Mapping[bytes, int]) -> None:
+        """Let a tenant's findable blocks take so many at most, from the next one stored."""
+        ...
+
     def evict(self, count: int) -> int:
         """Withdraw up to `count` cached blocks, least worth keeping first; returns how many were withdrawn."""
         ...
@@ -159,6 +163,9 @@ class NoPrefixCache:
     def retain(self, path: TokenPath, num_tokens: int, priority: int, lifetime: int) -> int:
         """Nothing is kept."""
         return 0
+
+    def share(self, quotas: Mapping[bytes, int]) -> None:
+        """Nothing to share."""
 
     def evict(self, count: int) -> int:
         """Nothing is cached, so nothing can go."""

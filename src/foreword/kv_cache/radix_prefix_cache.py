@@ -15,7 +15,7 @@ nobody holds can lose that block, and eviction never has to look anywhere but at
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from foreword.core.config import CacheConfig
 from foreword.core.errors import InvariantError
@@ -99,6 +99,10 @@ class RadixPrefixCache:
                 break
             kept = min(depth, node.num_tokens)
         return kept
+
+    def share(self, quotas: Mapping[bytes, int]) -> None:
+        """Let a tenant's findable blocks take so many at most, from the next one stored."""
+        self._retention.share(quotas)
 
     def evict(self, count: int) -> int:
         """Withdraw up to `count` cached blocks, tails of leaves first. Cost: O(count + log leaves), amortised."""
@@ -287,7 +291,7 @@ class RadixPrefixCache:
         return node.children is None and len(node.blocks) > 0 and self._pool.ref_count(node.blocks[-1]) == 0
 
     def _enforce_quota(self, domain: Domain) -> None:
-        quota = self._retention.quota
+        quota = domain.quota
         while quota is not None and domain.num_blocks > quota:
             leaf = self._retention.next_victim(domain)
             if leaf is None:

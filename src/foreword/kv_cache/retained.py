@@ -2,6 +2,7 @@
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -72,6 +73,10 @@ class VictimQueue:
         """Take the first place out; None when there is none."""
         return heapq.heappop(self._heap) if self._heap else None
 
+    def places(self) -> Iterator[Place]:
+        """All places, current and stale, in no order."""
+        return iter(self._heap)
+
     def sweep(self) -> None:
         """Drop stale places. Cost: O(places), after at least as many pushes."""
         self._heap = [place for place in self._heap if place[2] == place[3].stamp]
@@ -85,4 +90,5 @@ class Domain:
 
     tenant: bytes
     num_blocks: int = 0
+    quota: int | None = None  # most blocks it may have; None: any number
     queue: VictimQueue = field(default_factory=VictimQueue)

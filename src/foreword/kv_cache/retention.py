@@ -8,7 +8,7 @@ for expiry alone. A hint lasts for its lifetime, counted anew from each use.
 """
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from foreword.core.config import CacheConfig
@@ -37,13 +37,27 @@ class Retention(Generic[EntryT]):
         self._serial = 0
         self._stamp = 0
         self._queue = VictimQueue()
+        self._quotas: dict[bytes, int] = {}
         self._domains: dict[bytes, Domain] = {}
         self._expiries: list[tuple[int, int, Retained]] = []
         self._parked: dict[Retained, None] = {}
 
     def domain(self, tenant: bytes) -> Domain:
         """The account of one tenant."""
-        return self._domains.setdefault(tenant, Domain(tenant))
+        return self._domains.setdefault(tenant, Domain(tenant, quota=self._quotas.get(tenant, self.quota)))
+
+    def share(self, quotas: Mapping[bytes, int]) -> None:
+        """Let other quotas than the common one hold, by tenant. They are kept as something new is stored."""
+        self._quotas = dict(quotas)
+        fresh = set()
+        for domain in self._domains.values():
+            if domain.quota is None and domain.tenant in quotas:
+                fresh.add(domain.tenant)
+            domain.quota = self._quotas.get(domain.tenant, self.quota)
+        for place in self._queue.places():
+            domain = place[3].domain
+            if domain.tenant in fresh:
+                domain.queue.push(place)
 
     def stored(self, entry: EntryT, num_blocks: int) -> None:
         """Blocks were added at the entry's end."""
@@ -158,7 +172,7 @@ class Retention(Generic[EntryT]):
         self._parked.pop(entry, None)
         place = (entry.priority, self._policy.key(entry), entry.stamp, entry)
         self._queue.push(place)
-        if self.quota is not None:
+        if entry.domain.quota is not None:
             entry.domain.queue.push(place)
 
     def _pop(self, queue: VictimQueue) -> EntryT | None:

@@ -1,6 +1,7 @@
 """Who is admitted first when several wait, and who is preempted when the pool is full."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from foreword.core.sequence import Sequence
@@ -34,6 +35,26 @@ def choose_victim(
         elif not cost and any_helps:
             sharer = sequence
     return best[1] if best else sharer
+
+
+def arrange_fairly(waiting: SequenceQueue, running: Iterable[Sequence], tenant_of: Callable[[Sequence], bytes]) -> None:
+    """Put tenants in turn: whoever runs least goes first, each tenant's own in the order they have.
+
+    A sequence's turn is the number of its tenant's sequences that run or wait before it, so a tenant that sends many
+    requests puts off its own and not those of others. Sequences that ran before keep their places at the head: they
+    hold what others wait for. Only counts matter, so the order tells nothing of what anybody has stored.
+    """
+    if len(set(map(tenant_of, waiting))) < 2:
+        return
+    turns = Counter(map(tenant_of, running))
+    ranked: list[tuple[int, int, Sequence]] = []
+    for place, sequence in enumerate(waiting):
+        if sequence.num_preemptions or sequence.num_output_tokens:
+            ranked.append((-1, place, sequence))
+            continue
+        ranked.append((turns[tenant_of(sequence)], place, sequence))
+        turns[tenant_of(sequence)] += 1
+    waiting.reorder(sequence for _, _, sequence in sorted(ranked, key=lambda entry: entry[:2]))
 
 
 class LongestHitFirst:

@@ -24,7 +24,7 @@ from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.accounting import SchedulerCounters, account_computed, account_skipped, account_slots
 from foreword.scheduler.branching import Branching
-from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, choose_victim
+from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, arrange_fairly, choose_victim
 from foreword.scheduler.queues import SequenceQueue, nearly_caught_up_first
 from foreword.scheduler.records import check_sequences, step_of
 from foreword.scheduler.reservations import Reservations
@@ -273,6 +273,7 @@ class Scheduler:
             growth += self._reservations.growth(sequence)
 
     def _arrange_waiting(self) -> None:
+        arrange_fairly(self._waiting, self._running, self._tenant_of)
         if self.config.admission_order == "longest_hit" and not self.config.recompute_all and len(self._waiting) > 1:
             self._order.arrange(
                 self._waiting,

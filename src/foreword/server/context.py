@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from foreword.server.quotas import Permit
 from foreword.server.tenants import Tenant
 
 SCOPE_KEY = "foreword.context"
@@ -16,6 +17,7 @@ class RequestContext:
 
     request_id: str
     tenant: Tenant | None = None
+    permit: Permit | None = None  # where the tenant has limits
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     facts: dict[str, object] = field(default_factory=dict)
@@ -33,6 +35,7 @@ class Asker:
     tenant: Tenant
     namespace: bytes
     started: float  # monotonic time at which the request came
+    permit: Permit | None = None
 
 
 def context_of(request: Request) -> RequestContext:
@@ -52,4 +55,4 @@ def tenant_of(request: Request) -> Tenant:
 def asker_of(request: Request, cache_salt: str | None) -> Asker:
     """Who asks, and where prefixes are shared."""
     context, tenant = context_of(request), tenant_of(request)
-    return Asker(tenant=tenant, namespace=tenant.namespace(cache_salt), started=context.started)
+    return Asker(tenant=tenant, namespace=tenant.namespace(cache_salt), started=context.started, permit=context.permit)

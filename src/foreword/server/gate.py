@@ -55,16 +55,22 @@ class Gate:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
                 ids = [(name, context.request_id.encode()) for name in (b"x-request-id", b"request-id")]
-                message = {**message, "headers": [*message.get("headers", ()), *ids]}
+                left = {} if context.permit is None or context.status == 429 else context.permit.headers()
+                told = [(name.encode(), value.encode()) for name, value in left.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *ids, *told]}
             await send(message)
 
         try:
             self._check_head(headers)
             context.tenant = self._admit(scope["path"], headers)
+            if context.tenant is not None and scope["method"] == "POST" and scope["path"] not in OPERATOR_PATHS:
+                context.permit = self._service.permit(context.tenant)
             await self._app(scope, receive, send_noted)
         except Exception as error:
             await self._failed(error, context, scope, receive, send_noted)
         finally:
+            if context.permit is not None:
+                context.permit.leave()
             self._note(context, scope)
 
     def _check_head(self, headers: Headers) -> None:

@@ -22,6 +22,7 @@ from foreword.server.cache_policy.plan import CachePlan
 from foreword.server.call_reading import CallReading
 from foreword.server.errors import ClientGoneError
 from foreword.server.metrics import Metrics
+from foreword.server.quotas import Permit
 from foreword.text.tokenizer import Tokenizer
 
 
@@ -125,11 +126,13 @@ class Generation:
         started: float,
         plans: Sequence[CachePlan],
         reuse: Reuse | None = None,
+        permit: Permit | None = None,
     ) -> None:
         self._plans = plans  # one a prompt
         self.outputs = outputs  # complete once `is_over`; the engine's thread writes to them before
         self._stream = stream
         self._reuse = reuse or Reuse()
+        self._permit = permit
         self._ticket = ticket
         self._metrics = metrics
         self._started = started
@@ -220,4 +223,7 @@ class Generation:
         reasons = [answer.finish_reason for output in self.outputs for answer in output.outputs]
         broken = "abort" if self.was_left else "error"
         ended = [broken if failed or reason is None else reason for reason in reasons]
-        self._metrics.ended(self.account, ended, time.monotonic() - self._started)
+        total = self.account
+        if self._permit is not None and not self._reuse.is_reused:
+            self._permit.settle(total.completion - total.read)
+        self._metrics.ended(total, ended, time.monotonic() - self._started)

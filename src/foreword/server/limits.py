@@ -36,7 +36,8 @@ class Limits:
     write_timeout_s: float = 30.0  # a client that reads nothing
     ping_interval_s: float = 15.0
     grace_s: float = 30.0  # for running answers after SIGTERM
-    stuck_step_s: float = 30.0  # a step that takes longer makes the server unhealthy
+    stuck_step_s: float = 30.0  # a step that takes longer makes the server unhealthy, and ends its requests
+    exits_when_stuck: bool = False  # let a supervisor start a fresh process
     retry_after_s: int = 1
     response_cache_bytes: int = 0  # 0: no response cache
     response_cache_ttl_s: float = 3600.0

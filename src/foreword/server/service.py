@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +31,11 @@ from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
+from foreword.server.quotas import Permit, Quotas
 from foreword.server.response_cache import Question, ResponseCache
 from foreword.server.reuse import Asked, ResponseReuse, Started
-from foreword.server.tenants import KeyRing
+from foreword.server.tenants import KeyRing, Tenant
+from foreword.server.watchdog import Watchdog
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.constraints import ConstraintCompiler
 from foreword.text.messages import strings_in
@@ -80,7 +83,9 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = _fingerprint(loaded)
         self.engine = AsyncEngine(loaded.engine, queue_timeout_s=self.limits.queue_timeout_s)
+        self._watchdog = Watchdog(self.engine, self.limits, os._exit)
         self.admission = Admission(self.limits)
+        self.quotas = Quotas()
         self.bodies = BodyReader(self.limits)
         self.metrics = Metrics(self.names[0])
         self.metrics.watch(lambda: self.engine.stats, lambda: self.engine.step_failures)
@@ -117,7 +122,12 @@ class Service:
 
     def is_healthy(self) -> bool:
         """True while the engine answers and no step hangs."""
-        return self.engine.is_alive and self.engine.step_age_s() < self.limits.stuck_step_s
+        return self.engine.is_alive and not self.is_stuck
+
+    @property
+    def is_stuck(self) -> bool:
+        """True while a step takes longer than one may."""
+        return self.engine.step_age_s() >= self.limits.stuck_step_s
 
     def check_model(self, name: str) -> None:
         """Refuse a model that isn't served.
@@ -129,9 +139,33 @@ class Service:
             message = f"the model does not exist here; this server has {', '.join(self.names)}"
             raise ApiError(404, message, "model", "model_not_found")
 
+    def permit(self, tenant: Tenant) -> Permit | None:
+        """Leave for one more request; counts refusals.
+
+        Raises:
+            ApiError: 429, the tenant has reached a limit.
+        """
+        try:
+            return self.quotas.enter(tenant.domain, tenant.limits)
+        except ApiError:
+            self.metrics.refused("rate_limit")
+            raise
+
     async def start(self) -> None:
         """Start the engine's thread."""
         self.engine.start()
+        self._watchdog.start()
+        await self._share_pool(self.keys)
+
+    async def use_keys(self, keys: KeyRing) -> None:
+        """Let other keys and limits hold from now on; requests under way go on."""
+        await self._share_pool(keys)
+        self.keys = keys
+
+    async def _share_pool(self, keys: KeyRing) -> None:
+        tenants = [tenant for tenant in keys.tenants if tenant.limits.kv_share is not None]
+        shares = {tenant.domain: tenant.limits.kv_share or 0.0 for tenant in tenants}
+        await self.engine.run(lambda engine: engine.share_pool(shares))
 
     async def drain(self) -> None:
         """Take nothing more, and let running answers finish within the grace."""
@@ -139,6 +173,7 @@ class Service:
 
     async def close(self) -> None:
         """End everything."""
+        self._watchdog.stop()
         await self.engine.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._constraint_pool.shutdown(wait=False, cancel_futures=True)
@@ -158,14 +193,14 @@ class Service:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._constraint_pool, self._constraints.compile, wanted)
 
-    def enter(self) -> Ticket:
-        """A place in the queue; counts refusals.
+    def enter(self, tenant: Tenant | None = None) -> Ticket:
+        """A place in the queue; counts refusals. With keys, a tenant takes no more places than stay free.
 
         Raises:
             QueueFullError: no place is left.
         """
         try:
-            return self.admission.enter()
+            return self.admission.enter(b"" if tenant is None or self.keys.is_open else tenant.domain)
         except QueueFullError:
             self.metrics.refused("queue_full")
             raise
@@ -267,7 +302,7 @@ class Service:
         Raises:
             ApiError, ForewordError: a prompt can't be answered, or not now.
         """
-        ticket = self.enter()
+        ticket = self.enter(asker.tenant)
         try:
             prompts = await self.off_loop(lambda: self._checked(encode(), params))
             constraint = await self.constraint(params.structured_output)
@@ -287,10 +322,18 @@ class Service:
                 self.metrics.refused("queue_full")
             raise
         plans = [prompt.plan for prompt in prompts]
-        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse)
+        permit = asker.permit
+        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse, permit)
 
     def _start(self, plan: _Plan, ticket: Ticket) -> Started:
-        ticket.charge(sum(len(prompt.token_ids) for prompt in plan.prompts))
+        num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
+        ticket.charge(num_tokens)
+        if plan.asker.permit is not None:
+            try:
+                plan.asker.permit.take("tokens", num_tokens)
+            except ApiError:
+                self.metrics.refused("rate_limit")
+                raise
         outputs = [RequestOutput(self.engine.new_request_id(), p.text, p.token_ids, []) for p in plan.prompts]
         namespace = plan.asker.namespace
         receiver = StepReceiver(

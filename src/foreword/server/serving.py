@@ -3,7 +3,12 @@
 import asyncio
 import errno
 import functools
+import logging
+import os
+import signal
 import socket
+import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,6 +20,7 @@ from foreword.server.gate import LOOPBACK_HOSTS
 from foreword.server.logs import log
 from foreword.server.protocol import DeadlineProtocol
 from foreword.server.service import Service
+from foreword.server.watchdog import EXIT_CODE
 
 KEEP_ALIVE_S = 5
 
@@ -53,8 +59,9 @@ class Server(uvicorn.Server):
     The second: stop now.
     """
 
-    def __init__(self, service: Service, host: str) -> None:
+    def __init__(self, service: Service, host: str, keys_file: Path | None = None) -> None:
         self._service = service
+        self._keys_file = keys_file
         app = make_app(service, hosts=() if host in LOOPBACK_HOSTS else (f"[{host}]" if ":" in host else host,))
         super().__init__(_config(app, service))
         self._drain_task: asyncio.Task[None] | None = None
@@ -63,7 +70,24 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until told to stop."""
         self._loop = asyncio.get_running_loop()
+        if self._keys_file is not None and threading.current_thread() is threading.main_thread():
+            self._loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
         await super().serve(sockets)
+
+    def reload_keys(self) -> None:
+        """SIGHUP: let the file of keys hold as it stands now; one that can't be used changes nothing."""
+        self._reloading = asyncio.get_running_loop().create_task(self._reload_keys())
+
+    async def _reload_keys(self) -> None:
+        service, file = self._service, self._keys_file
+        assert file is not None
+        try:
+            keys = await service.off_loop(lambda: service.keys.reread(file))
+            await service.use_keys(keys)
+        except (OSError, ForewordError) as error:
+            log("keys kept as they were", logging.WARNING, reason=str(error))
+        else:
+            log("keys reloaded", keys=keys.num_keys)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain, or stop at once when draining already. Not remembered, so the exit code is 0."""
@@ -85,13 +109,15 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def serve(service: Service, host: str, listening: socket.socket) -> None:
-    """Serve on a bound socket until a signal ends it."""
-    server = Server(service, host)
+def serve(service: Service, host: str, listening: socket.socket, keys_file: Path | None = None) -> None:
+    """Serve on a bound socket until a signal ends it. SIGHUP reads `keys_file` again."""
+    server = Server(service, host, keys_file)
     try:
         with asyncio.Runner() as runner:
             runner.run(server.serve(sockets=[listening]))
     finally:
+        if service.is_stuck:  # its thread can't be joined, and a process must not unwind a thread inside a kernel
+            os._exit(EXIT_CODE)
         service.engine.stop()  # a second signal leaves no time for the application's own end
 
 

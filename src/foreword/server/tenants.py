@@ -1,8 +1,9 @@
 """Who asks, what they may do, and the namespace of prefixes they share with nobody else.
 
-A file of keys holds one key a line, hashed: `NAME ROLE sha256:HEX`, where ROLE is `user` or `operator`; a name may have
-several keys. Lines that are empty or begin with `#` are left out. Keys are random, 128 bits or more, so that a plain
-hash can't be searched: `foreword serve --new-key NAME` makes one.
+A file of keys holds one key a line, hashed: `NAME ROLE sha256:HEX LIMIT…`, where ROLE is `user` or `operator`; a name
+may have several keys. Limits, see `foreword.server.quotas`, are the name's: they stand on one of its lines, or alike on
+several, and hold for all its keys together. Lines that are empty or begin with `#` are left out. Keys are random, 128
+bits or more, so that a plain hash can't be searched: `foreword serve --new-key NAME` makes one.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from foreword.core.errors import InvalidRequestError
+from foreword.server.quotas import NO_LIMITS, TenantLimits, parse_limits
 
 Role = Literal["user", "operator"]
 MAX_KEYS = 10_000
@@ -29,6 +31,7 @@ class Tenant:
     name: str
     role: Role
     domain: bytes
+    limits: TenantLimits = NO_LIMITS
 
     @property
     def is_operator(self) -> bool:
@@ -48,6 +51,7 @@ class _Key:
     digest: bytes
     name: str
     role: Role
+    limits: TenantLimits = NO_LIMITS
 
 
 class KeyRing:
@@ -56,10 +60,11 @@ class KeyRing:
     def __init__(self, keys: Iterable[_Key] = (), *, secret: bytes | None = None) -> None:
         self._keys = tuple(keys)
         self._secret = secrets.token_bytes(32) if secret is None else secret
+        self._limits = {key.name: key.limits for key in self._keys if key.limits != NO_LIMITS}
         self._local = self._tenant("local", "user")
 
     @classmethod
-    def from_file(cls, path: Path) -> "KeyRing":
+    def from_file(cls, path: Path, *, secret: bytes | None = None) -> "KeyRing":
         """Read a file of hashed keys.
 
         Raises:
@@ -72,7 +77,17 @@ class KeyRing:
                 keys.append(_parse(line, f"{path}:{number}"))
         if not 0 < len(keys) <= MAX_KEYS:
             raise InvalidRequestError(str(path), f"from 1 to {MAX_KEYS} keys", len(keys))
-        return cls(keys)
+        _check_agreement(keys, path)
+        return cls(keys, secret=secret)
+
+    def reread(self, path: Path) -> "KeyRing":
+        """The keys as they stand in a file now; who keeps a name keeps its cache. Raises what `from_file` does."""
+        return KeyRing.from_file(path, secret=self._secret)
+
+    @property
+    def tenants(self) -> list[Tenant]:
+        """Everybody who has a key, once."""
+        return [self._tenant(name, role) for name, role in {key.name: key.role for key in self._keys}.items()]
 
     @property
     def is_open(self) -> bool:
@@ -99,7 +114,7 @@ class KeyRing:
         return None if found is None or len(key) > MAX_KEY_LENGTH else self._tenant(found.name, found.role)
 
     def _tenant(self, name: str, role: Role) -> Tenant:
-        return Tenant(name, role, _derive(self._secret, "tenant", name.encode()))
+        return Tenant(name, role, _derive(self._secret, "tenant", name.encode()), self._limits.get(name, NO_LIMITS))
 
 
 def new_key(name: str, role: Role) -> tuple[str, str]:
@@ -132,10 +147,11 @@ def _derive(key: bytes, tag: str, value: bytes) -> bytes:
 
 def _parse(line: str, where: str) -> _Key:
     words = line.split()
-    expected = "NAME user|operator sha256:HEX"
-    if len(words) != 3 or words[1] not in ("user", "operator") or not words[2].startswith(_HASH_PREFIX):
+    expected = "NAME user|operator sha256:HEX and limits"
+    if len(words) < 3 or words[1] not in ("user", "operator") or not words[2].startswith(_HASH_PREFIX):
         raise InvalidRequestError(where, expected, "another form")  # the line itself is not for a message
     name, role, digest = words[0], words[1], words[2].removeprefix(_HASH_PREFIX)
+    limits = parse_limits(words[3:], where)
     if len(name) > 64 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
         raise InvalidRequestError(where, "a name of at most 64 letters, digits, '.', '_' and '-'", "another name")
     try:
@@ -144,4 +160,11 @@ def _parse(line: str, where: str) -> _Key:
         value = b""
     if len(value) != hashlib.sha256().digest_size:
         raise InvalidRequestError(where, expected, "another hash")
-    return _Key(value, name, "operator" if role == "operator" else "user")
+    return _Key(value, name, "operator" if role == "operator" else "user", limits)
+
+
+def _check_agreement(keys: Iterable[_Key], path: Path) -> None:
+    limits: dict[str, TenantLimits] = {}
+    for key in keys:
+        if key.limits != NO_LIMITS and limits.setdefault(key.name, key.limits) != key.limits:
+            raise InvalidRequestError(f"{path}: {key.name}", "the same limits on all lines of a name", "several")
