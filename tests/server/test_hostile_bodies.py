@@ -28,6 +28,7 @@ COMPLETION_FIELDS = ("n", "best_of", "logprobs", "max_tokens", "temperature", "t
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CUSTOM_CALL = {"id": "1", "type": "custom", "custom": {"name": "f", "input": "x"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
+SCHEMA_FORMAT = "response_format.json_schema"
 TOOL_LIST = "tool_choice.allowed_tools.tools"
 ALLOWED = {  # of the numbers above, those that some field takes
     "seed": {"-1", "2147483648"},
@@ -189,7 +190,21 @@ def test_a_completion_that_cannot_be_is_400_with_its_field(
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, TOOL_LIST),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, SCHEMA_FORMAT),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            f"{SCHEMA_FORMAT}.name",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_output.regex"),
+        ({"structured_outputs": {"json": {"type": "hiccup"}}}, "structured_output.json_schema"),
+        ({"structured_outputs": {"json": {"x-guidance": {"lenient": True}}}}, "structured_output.json_schema"),
+        ({"structured_outputs": {"grammar": "start: ((("}}, "structured_output.grammar"),
+        ({"structured_outputs": {"choice": ["x" * 70_000]}}, "structured_outputs"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

@@ -22,7 +22,7 @@ _SAMPLING = frozenset(
     {
         *("model", "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "stop"),
         *("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos"),
-        *("include_stop_str_in_output", "skip_special_tokens", "cache_salt"),
+        *("include_stop_str_in_output", "skip_special_tokens", "cache_salt", "structured_outputs"),
     }
 )
 _HOW_SENT = {"stream": _SENT, "stream_options": _SENT, "user": _TOLD}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_CACHED = 64
 """Compiled constraints kept for the next request that asks for the same."""
 
+MAX_INDENT = 32
+_WHITE_SPACE = rf"[ ]|\n[ ]{{0,{MAX_INDENT}}}"
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
@@ -161,7 +163,19 @@ def _grammar(wanted: StructuredOutput) -> str:
     if wanted.kind == "choice":
         choices: Sequence[str] = wanted.choice or ()
         return f"{_NO_FORCING}start: {' | '.join(json.dumps(choice) for choice in choices)}"
-    return f"{_NO_FORCING}start: %json {wanted.source}"
+    return f"{_NO_FORCING}start: %json {_with_options(wanted)}"
+
+
+def _with_options(wanted: StructuredOutput) -> str:
+    """A schema with what the library is told beside it; a caller has no say in that.
+
+    White space is bounded, else a model unsure of itself fills its answer with it.
+    """
+    schema = json.loads(wanted.source)
+    if "x-guidance" in schema:
+        raise _refusal(wanted, "x-guidance is the server's to say")
+    options = {"whitespace_flexible": True, "whitespace_pattern": _WHITE_SPACE, "lenient": False}
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
 def _allowed_tokens(matcher: "LLMatcher") -> bytes:

@@ -8,8 +8,9 @@ from msgspec import Meta
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.server.anthropic.cache_control import SYSTEM, CacheControl, Slot, resolve_breakpoints
-from foreword.server.anthropic.tools import ToolChoice, tool_slots, tool_use
+from foreword.server.anthropic.tools import NoChoice, ToolChoice, tool_slots, tool_use
 from foreword.server.errors import ApiError
+from foreword.server.forms import OutputConfig, output_format
 from foreword.server.limits import MAX_MESSAGES
 from foreword.server.tenants import check_salt
 from foreword.server.tool_use import ToolUse, result_name
@@ -19,13 +20,11 @@ MESSAGES_IGNORED = ("inference_geo", "metadata", "service_tier", "user_profile_i
 MESSAGES_REFUSED = (
     "container",
     "diagnostics",
-    "output_config",
     "speed",
     "thinking",
     "workspace_id",
 )
 _HARMLESS: dict[str, tuple[object, ...]] = {
-    "output_config": ({},),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
 }
@@ -106,7 +105,7 @@ class Conversation(msgspec.Struct, kw_only=True):
     cache_control: CacheControl | None = None
     cache_salt: str | None = None  # ours: narrows the namespace of shared prefixes
 
-    output_config: Any = None
+    output_config: OutputConfig | None = None
     speed: Any = None
     thinking: Any = None
     tool_choice: ToolChoice | None = None
@@ -125,7 +124,21 @@ class Conversation(msgspec.Struct, kw_only=True):
             value = getattr(self, name, None)
             if value is not None and value not in _HARMLESS.get(name, ()):
                 raise ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
+        self._check_output()
         self.slots()
+
+    def _check_output(self) -> None:
+        config = self.output_config
+        if config is not None and config.effort is not None:
+            name = "output_config.effort"
+            raise ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
+        if config is None or config.format is None:
+            return
+        has_tools = bool(self.tools) and not isinstance(self.tool_choice, NoChoice)
+        for given, what in ((has_tools, "tools that may be called"), (self._has_prefill, "a last turn that begins it")):
+            if given:
+                name = "output_config.format"
+                raise ApiError(400, f"{name}: not together with {what}", name)
 
     def tool_use(self) -> ToolUse:
         """What is said of tools.
@@ -217,12 +230,16 @@ class MessagesRequest(Conversation, kw_only=True, forbid_unknown_fields=True):
         """
         if self.max_tokens == 0 and self.stream:
             raise ApiError(400, "max_tokens: 0 can't be streamed", "max_tokens")
+        form = output_format(self.output_config)
+        if self.max_tokens == 0 and form is not None:
+            raise ApiError(400, "max_tokens: 0 has no answer that output_config.format could be of", "max_tokens")
         stops = self.stop_sequences or []
         if any(not stop.strip() for stop in stops):
             raise ApiError(400, "stop_sequences: each must contain more than white space", "stop_sequences")
         names = ("temperature", "top_k", "top_p", "seed")
         given: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return SamplingParams(max_tokens=max(self.max_tokens, 1), stop=tuple(stops), **given)
+        limit = max(self.max_tokens, 1)
+        return SamplingParams(max_tokens=limit, stop=tuple(stops), structured_output=form, **given)
 
 
 class CountRequest(Conversation, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import CompletionOutput, RequestOutput
 from foreword.server.context import asker_of
 from foreword.server.errors import ApiError, openai_body
+from foreword.server.forms import structured_output
 from foreword.server.generation import Generation, Piece
 from foreword.server.limits import MAX_PROMPTS
 from foreword.server.openai.chat import DONE, PING
@@ -91,6 +92,7 @@ class CompletionPlan:
             max_tokens=max(limit, 1),
             logprobs=wanted,
             prompt_logprobs=self.logprobs if self.echo else None,
+            structured_output=structured_output(None, body.structured_outputs),
         )
 
 

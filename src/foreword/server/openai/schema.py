@@ -15,7 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from foreword.core.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
+from foreword.core.structured_output import StructuredOutput
 from foreword.server.errors import ApiError
+from foreword.server.forms import ResponseFormat, StructuredOutputs, structured_output
 from foreword.server.limits import MAX_CACHE_KEY, MAX_KWARGS_BYTES, MAX_LOGPROBS, MAX_MESSAGES, MAX_N
 from foreword.server.openai.tools import ChatTools, MessageCall, ToolChoice, tool_use
 from foreword.server.tenants import check_salt
@@ -44,7 +46,6 @@ CHAT_REFUSED = (
     "functions",
     "modalities",
     "reasoning_effort",
-    "response_format",
     "verbosity",
     "web_search_options",
 )
@@ -142,6 +143,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     user: Any = None
 
@@ -181,6 +183,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     metadata: Any = None
@@ -198,7 +201,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     functions: Any = None
     modalities: Any = None
     reasoning_effort: Any = None
-    response_format: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -213,7 +215,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             "functions": ([],),
             "modalities": (["text"],),
             "reasoning_effort": ("none",),
-            "response_format": ({"type": "text"},),
         }
         for name in CHAT_REFUSED:
             value = getattr(self, name)
@@ -225,6 +226,9 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         if self.prewarms and (self.stream or (self.n or 1) > 1):
             name = "prompt_cache_options.prewarm"
             raise ApiError(400, f"{name}: there is no answer to stream, or to give several of", name)
+        has_tools = bool(self.tools) and self.tool_choice != "none"
+        if has_tools and self.structured_output() is not None:
+            raise ApiError(400, "response_format: not together with tools that may be called", "response_format")
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: only allowed when logprobs is true", "top_logprobs")
 
@@ -241,13 +245,22 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         """
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
+    def structured_output(self) -> StructuredOutput | None:
+        """The form of the answer.
+
+        Raises:
+            InvalidRequestError: 400.
+        """
+        return structured_output(self.response_format, self.structured_outputs)
+
     def sampling_params(self) -> SamplingParams:
         """The engine's parameters."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         if limit == 0:
             raise ApiError(400, f"{name}: expected at least 1", name)
-        return self.params(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.params(max_tokens=limit, logprobs=logprobs, structured_output=self.structured_output())
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
