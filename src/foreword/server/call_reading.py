@@ -15,7 +15,12 @@ class CallReading:
     form: ToolFormat
     names: frozenset[str]
     max_calls: int | None
-    shown: frozenset[int]  # special tokens that are part of a call
+    opener_id: int | None  # the format's opener, where it is a special token
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens that are text to whoever looks for calls."""
+        return frozenset() if self.opener_id is None else frozenset({self.opener_id})
 
     def parse(self, text: str) -> list[str | ToolCall]:
         """A whole answer at once."""

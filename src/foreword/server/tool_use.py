@@ -1,13 +1,16 @@
 """What a request says of tools, whichever dialect it is said in."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from foreword.core.errors import InvalidRequestError
+from foreword.core.sampling_params import SamplingParams
+from foreword.core.structured_output import StructuredOutput
 from foreword.server.call_reading import CallReading
 from foreword.server.errors import ApiError
 from foreword.text.chat_template import ChatTemplate
+from foreword.text.tool_grammar import calls_grammar, text_or_calls_grammar
 from foreword.text.tools import Tool, check_tools
 
 ToolMode = Literal["none", "auto", "required"]
@@ -53,14 +56,41 @@ class ToolUse:
         """
         if not self.tools or self.mode == "none":
             return None
-        if self.mode == "required":
-            raise ApiError(400, "tool_choice: only none and auto are supported", "tool_choice", "unsupported_parameter")
         form = template.tool_format
         if form is None:
             told = "tools: this model's chat template has a format for tool calls that this server can't read"
             raise ApiError(400, told, "tools", "unsupported_parameter")
         names = frozenset(tool.name for tool in self.allowed)
-        return CallReading(form, names, None if self.is_parallel else 1, template.call_token_ids)
+        opener_id = template.call_opener_id
+        return CallReading(form, names, None if self.is_parallel else 1, opener_id)
+
+    def constrained(self, params: SamplingParams, template: ChatTemplate) -> SamplingParams:
+        """The parameters that hold the answer to calls.
+
+        All of it where a call is required; each call, once it begins, where a tool is strict; and either calls or what
+        `response_format` wants where both are asked for.
+
+        Raises:
+            ApiError, InvalidRequestError: 400, a schema that can't be enforced, or two wishes that contradict.
+        """
+        reading, wanted = self.reading(template), params.structured_output
+        is_strict = any(tool.strict for tool in self.allowed)
+        if reading is None or not (self.mode == "required" or is_strict or wanted is not None):
+            return params
+        form, opener_id = reading.form, reading.opener_id
+        if self.mode == "required" and wanted is not None:
+            told = "tool_choice: an answer that has to be a call can't have another form"
+            raise ApiError(400, told, "tool_choice")
+        if wanted is not None and not wanted.kind.startswith("json_"):
+            raise ApiError(400, f"tools: only with an answer in JSON, not of the form {wanted.kind}", "tools")
+        if self.mode == "required" or wanted is not None:
+            schema = None if wanted is None else wanted.source
+            grammar = calls_grammar(
+                form, self.allowed, opener_id=opener_id, is_parallel=self.is_parallel, schema=schema
+            )
+        else:
+            grammar = text_or_calls_grammar(form, self.allowed, opener_id=opener_id)
+        return replace(params, structured_output=StructuredOutput(grammar=grammar))
 
 
 def result_name(calls: Sequence[tuple[str, str]], call_id: str, where: str) -> str:

@@ -115,12 +115,10 @@ class ChatTemplate:
         return tool_format(self.tool_source) if self._reads_tools(self.tool_source) else HERMES
 
     @property
-    def call_token_ids(self) -> frozenset[int]:
-        """Special tokens that are part of a tool call as the model writes it."""
+    def call_opener_id(self) -> int | None:
+        """The special token that opens a tool call as the model writes it; None where text does."""
         form = self.tool_format
-        texts = () if form is None else (form.opener, form.closer or "")
-        special = self._tokenizer.special_tokens
-        return frozenset(special[text] for text in texts if text in special)
+        return None if form is None else self._tokenizer.special_tokens.get(form.opener)
 
     def render(
         self,

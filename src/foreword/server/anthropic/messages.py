@@ -33,10 +33,14 @@ def message_routes(service: Service) -> list[Route]:
         body = await service.bodies.read(request, message_decoder)
         service.check_model(body.model)
         body.check()
-        calls = body.tool_use().reading(service.chat_template)
+        use = body.tool_use()
+        calls = use.reading(service.chat_template)
         answer = MessageAnswer(service, body, calls)
-        params, asker = body.sampling_params(), asker_of(request, body.cache_salt)
+        params = use.constrained(body.sampling_params(), service.chat_template)
+        asker = asker_of(request, body.cache_salt)
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
+        if warms and use.mode == "required":
+            raise ApiError(400, "tool_choice: no call can be made in max_tokens 0", "tool_choice")
         generation = await service.generate(
             lambda: [with_cache(service, body, asker, encode())],
             params,

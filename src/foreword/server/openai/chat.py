@@ -43,6 +43,7 @@ def chat_routes(service: Service) -> list[Route]:
         asker, kwargs = asker_of(request, body.cache_salt), body.chat_template_kwargs
         use = body.tool_use()
         tools, calls = use.as_json(), use.reading(service.chat_template)
+        params = use.constrained(params, service.chat_template)
 
         def encode() -> Sequence[Prompt]:
             prompt = service.encode_chat(messages, asker.namespace, tools=tools, kwargs=kwargs)
