@@ -144,3 +144,27 @@ def test_a_long_prompt_leaves_room_for_what_fits(run: Run, tiny: str) -> None:
 
     assert answer["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 512 - 505  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("option", "form"),
+    [("--json-schema", '{"enum": ["yes", "no"]}'), ("--grammar", 'start: "yes" | "no"'), ("--regex", "yes|no")],
+)
+def test_the_answer_has_the_form_that_was_asked_for(
+    run: Run, tiny: str, tmp_path: Path, option: str, form: str
+) -> None:
+    file = tmp_path / "form"
+    file.write_text(form)
+
+    ran = run("generate", "well?", "--model", tiny, "--quiet", option, form if option == "--regex" else str(file))
+
+    assert ran.code == 0
+    assert ran.out.strip().strip('"') in ("yes", "no")
+
+
+def test_a_form_that_can_not_be_enforced_is_one_line(run: Run, tiny: str) -> None:
+    ran = run("generate", "well?", "--model", tiny, "--quiet", "--regex", "(a")
+
+    assert ran.code != 0
+    assert "structured_output.regex" in ran.err
+    assert len(ran.err.strip().splitlines()) == 1

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from foreword.cli.environment import DEFAULT_MODEL
+from foreword.cli.text_input import read_text
 from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
+from foreword.core.structured_output import StructuredOutput
 
 if TYPE_CHECKING:
     from foreword.llm import EngineOptions
 
 _ENGINE = "Engine"
 _SAMPLING = "Sampling"
+_FORM = "Form of the answer"
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B?)", re.IGNORECASE)
 
@@ -189,6 +192,15 @@ class SamplingOptions:
     prompt_logprobs: Annotated[int | None, typer.Option(help="The same for the prompt.", rich_help_panel=_SAMPLING)] = (
         None
     )
+    json_schema: Annotated[
+        str | None, typer.Option(help="File with a JSON Schema the answer must fit.", rich_help_panel=_FORM)
+    ] = None
+    regex: Annotated[str | None, typer.Option(help="Pattern the whole answer must match.", rich_help_panel=_FORM)] = (
+        None
+    )
+    grammar: Annotated[
+        str | None, typer.Option(help="File with a Lark grammar of the answer.", rich_help_panel=_FORM)
+    ] = None
     show_special: Annotated[
         bool, typer.Option("--show-special", help="Show special tokens.", rich_help_panel=_SAMPLING)
     ] = False
@@ -198,6 +210,7 @@ class SamplingOptions:
 
         Raises:
             InvalidRequestError: a value is out of its range.
+            ForewordError: a file can't be read.
         """
         return SamplingParams(
             n=self.n,
@@ -219,6 +232,16 @@ class SamplingOptions:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             skip_special_tokens=not self.show_special,
+            structured_output=self._structured_output(),
+        )
+
+    def _structured_output(self) -> StructuredOutput | None:
+        if self.json_schema is None and self.regex is None and self.grammar is None:
+            return None
+        return StructuredOutput(
+            json_schema=None if self.json_schema is None else read_text(self.json_schema),
+            regex=self.regex,
+            grammar=None if self.grammar is None else read_text(self.grammar),
         )
 
 

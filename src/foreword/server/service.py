@@ -16,7 +16,6 @@ from foreword.core.errors import InvalidRequestError, QueueFullError
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Lease
-from foreword.core.structured_output import StructuredOutput
 from foreword.core.token_constraint import TokenConstraint
 from foreword.engine.async_engine import AsyncEngine, EngineRequest
 from foreword.llm.loading import LoadedModel
@@ -26,6 +25,7 @@ from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
 from foreword.server.cache_policy.plan import AS_COUNTED, CachePlan
 from foreword.server.call_reading import CallReading
+from foreword.server.constraining import Constraining
 from foreword.server.context import Asker
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.generation import Generation, StepReceiver
@@ -37,7 +37,6 @@ from foreword.server.reuse import Asked, ResponseReuse, Started
 from foreword.server.tenants import KeyRing, Tenant
 from foreword.server.watchdog import Watchdog
 from foreword.text.chat_template import ChatTemplate
-from foreword.text.constraints import ConstraintCompiler
 from foreword.text.messages import strings_in
 from foreword.text.rerank_prompt import RerankFormat, choose_format
 from foreword.text.turns import TurnMemory
@@ -96,8 +95,7 @@ class Service:
         self._pool = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="foreword-text")
         self.responses = self._response_cache()
         self._reuse = ResponseReuse(self.responses, self.off_loop)
-        self._constraints = ConstraintCompiler(loaded.tokenizer)
-        self._constraint_pool = ThreadPoolExecutor(1, thread_name_prefix="foreword-constraints")
+        self._constraining = Constraining(loaded.tokenizer)
 
     @property
     def max_model_len(self) -> int:
@@ -176,22 +174,11 @@ class Service:
         self._watchdog.stop()
         await self.engine.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._constraint_pool.shutdown(wait=False, cancel_futures=True)
+        self._constraining.close()
 
     async def off_loop(self, work: Callable[[], ResultT]) -> ResultT:
         """Run tokenising, rendering or other work on text in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    async def constraint(self, wanted: StructuredOutput | None) -> TokenConstraint | None:
-        """What structured output means in tokens, compiled in a thread of its own: a slow one delays no other text.
-
-        Raises:
-            InvalidRequestError: it can't be enforced.
-        """
-        if wanted is None:
-            return None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._constraint_pool, self._constraints.compile, wanted)
 
     def enter(self, tenant: Tenant | None = None) -> Ticket:
         """A place in the queue; counts refusals. With keys, a tenant takes no more places than stay free.
@@ -305,7 +292,7 @@ class Service:
         ticket = self.enter(asker.tenant)
         try:
             prompts = await self.off_loop(lambda: self._checked(encode(), params))
-            constraint = await self.constraint(params.structured_output)
+            constraint = await self._constraining.compile(params.structured_output)
             plan = _Plan(prompts, params, asker, probe or prefill_only, remember, constraint, calls)
             asked = Asked(
                 question=question,
