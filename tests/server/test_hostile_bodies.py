@@ -124,6 +124,7 @@ def test_the_same_of_completions(server: LiveServer, field: str, token: str) -> 
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
+        ({"use_beam_search": True}, "use_beam_search"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 5}, "min_tokens"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),

@@ -23,7 +23,7 @@ from tests.server.conftest import LiveServer
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 ENDPOINTS: dict[str, tuple[type[msgspec.Struct], type, tuple[str, ...], tuple[str, ...]]] = {
     "/v1/chat/completions": (ChatRequest, ChatParams, CHAT_IGNORED, CHAT_REFUSED),
-    "/v1/completions": (CompletionRequest, CompletionParams, ("user",), ("suffix",)),
+    "/v1/completions": (CompletionRequest, CompletionParams, ("user",), ("suffix", "use_beam_search")),
     "/v1/embeddings": (EmbeddingRequest, EmbeddingCreateParams, ("user",), ()),
     "/rerank": (RerankRequest, type(None), RERANK_IGNORED, RERANK_REFUSED),
     "/score": (ScoreRequest, type(None), ("user",), ()),

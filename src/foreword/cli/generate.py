@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foreword.cli.beams import BeamOptions, show_beams
 from foreword.cli.console import human_rate, human_s, remark, write_json, write_text
 from foreword.cli.interrupt import Interrupted, interruptible
 from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, SamplingOptions, grouped
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from foreword.bench.timing import StreamClock
     from foreword.llm import LLM, RequestOutput, TextDelta
     from foreword.llm.outputs import PositionLogprobs
+
+    Message = Mapping[str, object]
+    Deltas = Generator[TextDelta, None, None]
     from foreword.llm.run import Progress
 
 
@@ -56,18 +60,25 @@ def generate(
     source: PromptOptions,
     model: ModelOptions,
     sampling: SamplingOptions,
+    beams: BeamOptions,
     shown: OutputOptions,
 ) -> None:
     """Answer a prompt, or a question about a document, streaming."""
     text = prompt_text(prompt, source.file)
     document = None if source.document is None else read_text(source.document)
     params = sampling.params()
+    search = beams.params(params)
     llm = open_model(model, quiet=shown.quiet or shown.json)
+    put = _put(llm, text, document, source)
+    if search is not None:
+        asked = put if isinstance(put, str) else {"prompt_token_ids": llm.chat_template.encode(put)}
+        show_beams(llm, asked, search, json=shown.json, quiet=shown.quiet, token_ids=shown.token_ids)
+        return
     from foreword.bench.timing import StreamClock
 
     with interruptible() as flag:
         clock = StreamClock()
-        deltas = _start(llm, text, document, source, params, flag.check)
+        deltas = _start(llm, put, params, flag.check)
         try:
             output = follow(clock, deltas, (lambda _: None) if shown.json else _Printer(params.n).show)
         except Interrupted:
@@ -122,23 +133,22 @@ class _Printer:
             write_text(f"[{delta.index + 1}/{self._n}]\n{text.strip()}\n\n")
 
 
-def _start(
-    llm: "LLM",
-    text: str,
-    document: str | None,
-    source: PromptOptions,
-    params: SamplingParams,
-    check: "Progress",
-) -> "Generator[TextDelta, None, None]":
+def _start(llm: "LLM", put: "str | list[Message]", params: SamplingParams, check: "Progress") -> "Deltas":
+    if isinstance(put, str):
+        return llm.stream(put, params, progress=check)
+    return llm.stream_chat(put, params, progress=check)
+
+
+def _put(llm: "LLM", text: str, document: str | None, source: PromptOptions) -> "str | list[Message]":
+    """The prompt as it is put to the model: a conversation, or text to go on from."""
     as_chat = llm.has_chat_template if source.chat is None else source.chat
     if as_chat:
-        messages = [] if source.system is None else [{"role": "system", "content": source.system}]
+        messages: list[Message] = [] if source.system is None else [{"role": "system", "content": source.system}]
         messages.append({"role": "user", "content": text if document is None else _about(document, text)})
-        return llm.stream_chat(messages, params, progress=check)
+        return messages
     if source.system is not None:
         raise ForewordError("--system: needs a chat template; without one put it into the prompt")
-    prompt = text if document is None else f"{_about(document, text)}\nAnswer:"
-    return llm.stream(prompt, params, progress=check)
+    return text if document is None else f"{_about(document, text)}\nAnswer:"
 
 
 def _about(document: str, question: str) -> str:

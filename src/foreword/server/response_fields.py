@@ -32,10 +32,10 @@ SEMANTIC: Mapping[type[msgspec.Struct], frozenset[str]] = {
     | {
         *("messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "chat_template_kwargs"),
         *("audio", "function_call", "functions", "modalities", "reasoning_effort", "response_format", "tool_choice"),
-        *("tools", "parallel_tool_calls", "verbosity", "web_search_options", "moderation"),
+        *("tools", "parallel_tool_calls", "verbosity", "web_search_options", "moderation", "use_beam_search"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     },
-    CompletionRequest: _SAMPLING | {"prompt", "max_tokens", "best_of", "echo", "logprobs", "suffix"},
+    CompletionRequest: _SAMPLING | {"prompt", "max_tokens", "best_of", "echo", "logprobs", "suffix", "use_beam_search"},
     MessagesRequest: frozenset(
         {
             *("model", "messages", "system", "cache_control", "cache_salt", "output_config", "speed", "thinking"),

@@ -71,8 +71,9 @@ class CompletionPlan:
         self.best_of = body.best_of or self.n
         self.echo = bool(body.echo)
         self.logprobs = body.logprobs
-        if body.suffix:
-            raise unsupported("suffix")
+        for name in ("suffix", "use_beam_search"):
+            if getattr(body, name):
+                raise unsupported(name)
         if self.best_of < self.n:
             raise ApiError(400, "best_of: expected at least n", "best_of")
         if self.best_of > self.n and body.stream:

@@ -46,6 +46,7 @@ CHAT_REFUSED = (
     "functions",
     "modalities",
     "reasoning_effort",
+    "use_beam_search",
     "verbosity",
     "web_search_options",
 )
@@ -201,6 +202,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     functions: Any = None
     modalities: Any = None
     reasoning_effort: Any = None
+    use_beam_search: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -215,6 +217,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             "functions": ([],),
             "modalities": (["text"],),
             "reasoning_effort": ("none",),
+            "use_beam_search": (False,),
         }
         for name in CHAT_REFUSED:
             value = getattr(self, name)
@@ -272,6 +275,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     echo: bool | None = None
     logprobs: Logprobs | None = None
     suffix: str | None = None
+    use_beam_search: bool | None = None
 
 
 def unsupported(name: str) -> ApiError:
