@@ -9,11 +9,11 @@ from tests.text.tiny import byte_level_words, json_document
 WORDS = ("True", "False", "yes", "no", " True", " False")
 
 
-def rerank_model(folder: Path) -> Path:
+def rerank_model(folder: Path, *, max_position: int = 1024) -> Path:
     """Write the model; returns its folder. It has no chat template, so it is asked in plain text."""
     metadata = byte_level_words(*WORDS)
     tokens = metadata["tokenizer.ggml.tokens"]
-    path = tiny_model_files(folder, vocab_size=len(tokens), max_position=1024)
+    path = tiny_model_files(folder, vocab_size=len(tokens), max_position=max_position)
     document = json_document(
         model__vocab={token: i for i, token in enumerate(tokens)}, model__merges=metadata["tokenizer.ggml.merges"]
     )

@@ -31,6 +31,7 @@ class RowName(StrEnum):
     warm = "warm"
     burst = "burst"
     interleaved = "interleaved"
+    rerank = "rerank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ def bench(
     measured: BenchOptions,
     model: ModelOptions,
 ) -> None:
-    """Measure speed, memory or exactness. Rows: decode prefill batch waste quality warm burst interleaved.
+    """Measure speed, memory or exactness. Rows: decode prefill batch waste quality warm burst interleaved rerank.
 
     All prompts are English, of an exact number of tokens, and the same on every run. The model is warmed up first;
     rates are medians. With --json each row ends with one line: row, model, threads, metrics.
@@ -92,7 +93,7 @@ def _open(model: ModelOptions, measured: BenchOptions, tell: Callable[[str], Non
 
 
 def _measure(row: RowName, bench: "Bench", lengths: list[int], measured: BenchOptions) -> "Result":
-    from foreword.bench import quality, reuse, speed
+    from foreword.bench import quality, rerank, reuse, speed
     from foreword.bench.result import Result
 
     def measure_quality(bench: "Bench") -> "Metrics":
@@ -106,6 +107,7 @@ def _measure(row: RowName, bench: "Bench", lengths: list[int], measured: BenchOp
         RowName.warm: reuse.warm,
         RowName.burst: reuse.burst,
         RowName.interleaved: reuse.interleaved,
+        RowName.rerank: rerank.rerank,
     }
     metrics = measures[row](bench)
     return Result(row.value, bench.llm.summary.model, bench.llm.summary.threads, metrics)

@@ -17,6 +17,7 @@ from foreword.cli.lint import lint
 from foreword.cli.plan import plan
 from foreword.cli.pull import pull
 from foreword.cli.replay import replay
+from foreword.cli.rerank import rerank
 from foreword.cli.serve import serve
 from foreword.cli.why import why
 from foreword.core.errors import ForewordError, InvariantError
@@ -32,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pull, generate, chat, serve, bench, plan, lint, why, replay, doctor):
+for command in (pull, generate, chat, rerank, serve, bench, plan, lint, why, replay, doctor):
     app.command()(command)
 
 
