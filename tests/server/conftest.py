@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import pytest
 
 from foreword.llm.loading import EngineOptions, load
+from foreword.server.cache_policy.emulation import Emulation
 from foreword.server.limits import Limits
 from foreword.server.service import Service
 from foreword.server.serving import Server, bind
@@ -22,9 +23,20 @@ MODEL = "tiny"
 class LiveServer:
     """A service that listens. `run` plays a coroutine in the server's own loop."""
 
-    def __init__(self, path: str, *, keys: KeyRing | None = None, limits: Limits | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        keys: KeyRing | None = None,
+        limits: Limits | None = None,
+        emulation: Emulation | None = None,
+        names: Sequence[str] = (MODEL,),
+        **options: Any,
+    ) -> None:
         chosen = {"threads": 1, "kv_memory_bytes": 4 << 20, "kv_dtype": "f32", "debug": True, **options}
-        self.service = Service(load(path, EngineOptions(**chosen)), names=[MODEL], keys=keys, limits=limits)
+        self.service = Service(
+            load(path, EngineOptions(**chosen)), names=names, keys=keys, limits=limits, emulation=emulation
+        )
         self._socket = bind("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
     from foreword.events import EventOptions
     from foreword.llm import EngineOptions
     from foreword.llm.loading import LoadedModel
+    from foreword.server.cache_policy.emulation import Emulation
     from foreword.server.limits import Limits
     from foreword.server.tenants import KeyRing
 
 _SERVER = "Server"
 _EVENTS = "KV events"
+
+
+class Provider(StrEnum):
+    """Whose rules of caching are followed."""
+
+    openai = "openai"
+    anthropic = "anthropic"
 
 
 class EventForm(StrEnum):
@@ -73,11 +81,31 @@ class ServerOptions:
     response_cache_ttl: Annotated[
         float, typer.Option(min=0, help="Seconds an answer is kept.", rich_help_panel=_SERVER)
     ] = 3600.0
+    emulate: Annotated[
+        Provider | None,
+        typer.Option(help="Count cached tokens as this provider does, for tests.", rich_help_panel=_SERVER),
+    ] = None
+    emulate_minimum: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --emulate: fewest tokens cached. Default: by model name.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
     new_key: Annotated[
         str | None,
         typer.Option(help="Print a new key for this name, and its line for --api-keys; serve nothing."),
     ] = None
     operator: Annotated[bool, typer.Option("--operator", help="With --new-key: an operator's key.")] = False
+
+    def emulation(self) -> "Emulation | None":
+        """The provider whose rules the account follows; None for the engine's own account."""
+        if self.emulate is None:
+            return None
+        from foreword.server.cache_policy.emulation import Emulation
+
+        return Emulation(self.emulate.value, minimum=self.emulate_minimum)
 
     def limits(self) -> "Limits":
         """The server's bounds.
@@ -176,7 +204,7 @@ def serve(
 
     with listening, closing(load(path, options)) as loaded:
         names = server.served_model_name or [_default_name(model.model, path)]
-        service = Service(loaded, names=names, keys=keys, limits=limits)
+        service = Service(loaded, names=names, keys=keys, limits=limits, emulation=server.emulation())
         address, port = listening.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         if json:

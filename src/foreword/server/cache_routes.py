@@ -1,7 +1,7 @@
 """The prefix cache over HTTP: warm it, ask it, let it explain a miss; and for the operator its state and a reset."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import msgspec
 from starlette.requests import Request
@@ -57,6 +57,8 @@ def cache_routes(service: Service) -> list[Route]:
         asker = asker_of(request, body.cache_salt)
         ids, namespace = _ids(await service.queued(encoder(service, body, asker))), asker.namespace
         report = await service.engine.run(lambda engine: engine.explain_cache(namespace, ids))
+        if service.emulation is not None and len(ids) < service.emulation.minimum(body.model):
+            report = replace(report, cause=MissCause.UNDER_MINIMUM)
         answer = _told(service, ids, report, is_operator=asker.tenant.is_operator)
         answer |= cost_of_miss(len(ids), report, service.loaded.engine.traffic.prefill_tok_s)
         messages = body.template_messages()

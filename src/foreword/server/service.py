@@ -23,6 +23,7 @@ from foreword.llm.outputs import RequestOutput
 from foreword.llm.prompts import prompt_token_ids
 from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
+from foreword.server.cache_policy.emulation import Emulation
 from foreword.server.cache_policy.plan import AS_COUNTED, CachePlan
 from foreword.server.call_reading import CallReading
 from foreword.server.constraining import Constraining
@@ -73,9 +74,16 @@ class Service:
     """One model, served. Construction starts nothing."""
 
     def __init__(
-        self, loaded: LoadedModel, *, names: Sequence[str], keys: KeyRing | None = None, limits: Limits | None = None
+        self,
+        loaded: LoadedModel,
+        *,
+        names: Sequence[str],
+        keys: KeyRing | None = None,
+        limits: Limits | None = None,
+        emulation: Emulation | None = None,
     ) -> None:
         self.loaded = loaded
+        self.emulation = emulation
         self.names = tuple(names)
         self.keys = keys or KeyRing()
         self.limits = limits or Limits()

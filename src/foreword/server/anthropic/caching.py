@@ -8,6 +8,9 @@ import msgspec
 from foreword.server.anthropic.cache_control import SYSTEM, TOOLS, Slot
 from foreword.server.anthropic.schema import Conversation, InputMessage
 from foreword.server.anthropic.tools import tools_of
+from foreword.server.cache_policy.anthropic_rules import Block, decide
+from foreword.server.cache_policy.emulation import Emulation
+from foreword.server.cache_policy.outcome import EmulatedPlan
 from foreword.server.cache_policy.plan import EnginePlan
 from foreword.server.cache_policy.points import CachePoint, PointMap, lease
 from foreword.server.context import Asker
@@ -27,8 +30,20 @@ def with_cache(service: Service, body: Conversation, asker: Asker, prompt: Promp
     places = PointMap(points, prompt.token_ids)
     marked = [(places.position(index), point.ttl) for index, point in enumerate(points) if point.ttl is not None]
     leases = tuple(lease(position, ttl) for position, ttl in marked if position)
+    if service.emulation is not None and service.emulation.provider == "anthropic":
+        plan = _emulated(service.emulation, body, asker, prompt, places)
+        return replace(prompt, leases=leases, plan=plan)
     one_hour_end = max((position for position, ttl in marked if ttl == "1h"), default=0)
     return replace(prompt, leases=leases, plan=EnginePlan(one_hour_end))
+
+
+def _emulated(emulation: Emulation, body: Conversation, asker: Asker, prompt: Prompt, places: PointMap) -> EmulatedPlan:
+    ledger = emulation.ledger
+    now = ledger.clock()
+    blocks = [Block(point.kind, point.ttl) for point in places.points]
+    digests = emulation.digests(body.model, asker.namespace, prompt.token_ids)
+    outcome = decide(blocks, places.position, digests, ledger, emulation.minimum(body.model), now)
+    return EmulatedPlan(outcome, ledger, now)
 
 
 def cache_points(service: Service, body: Conversation, asker: Asker) -> list[CachePoint]:

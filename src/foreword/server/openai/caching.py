@@ -5,6 +5,9 @@ from dataclasses import replace
 
 import msgspec
 
+from foreword.server.cache_policy.emulation import Emulation
+from foreword.server.cache_policy.openai_rules import Point, decide, decide_by_interval
+from foreword.server.cache_policy.outcome import EmulatedPlan
 from foreword.server.cache_policy.points import CachePoint, PointMap, lease
 from foreword.server.context import Asker
 from foreword.server.openai.messages import plain_messages
@@ -31,7 +34,51 @@ def with_cache(service: Service, body: ChatRequest, asker: Asker, prompt: Prompt
     for index, ttl in marked[-(MAX_WRITES - len(whole)) :]:
         position = places.position(index)
         leases += [lease(position, ttl)] if position else []
-    return replace(prompt, leases=tuple(leases))
+    prompt = replace(prompt, leases=tuple(leases))
+    emulation = service.emulation
+    if emulation is None or emulation.provider != "openai":
+        return prompt
+    if emulation.counts_intervals(body.model):
+        return replace(prompt, plan=_by_interval(emulation, body.model, asker, prompt, body.prompt_cache_retention))
+    return replace(prompt, plan=_by_breakpoint(emulation, body, asker, prompt, places))
+
+
+def completion_with_cache(service: Service, model: str, asker: Asker, prompt: Prompt) -> Prompt:
+    """A prompt that is no conversation: its end is the only breakpoint. For `off_loop`."""
+    emulation = service.emulation
+    if emulation is None or emulation.provider != "openai":
+        return prompt
+    if emulation.counts_intervals(model):
+        return replace(prompt, plan=_by_interval(emulation, model, asker, prompt, None))
+    message = ChatMessage("user", "")
+    places = PointMap([CachePoint(lambda: prompt.token_ids, message.role, None, True)], prompt.token_ids)
+    body = ChatRequest(model=model, messages=[message])
+    return replace(prompt, plan=_by_breakpoint(emulation, body, asker, prompt, places))
+
+
+def _by_breakpoint(
+    emulation: Emulation, body: ChatRequest, asker: Asker, prompt: Prompt, places: PointMap
+) -> EmulatedPlan:
+    options, ledger = body.prompt_cache_options or CacheOptions(), emulation.ledger
+    now = ledger.clock()
+    outcome = decide(
+        [Point(point.kind, point.ttl, point.is_message_end) for point in places.points],
+        places.position,
+        emulation.digests(body.model, asker.namespace, prompt.token_ids, body.prompt_cache_key),
+        ledger,
+        is_explicit=options.mode == "explicit",
+        ttl=options.ttl or DEFAULT_TTL,
+        minimum=emulation.minimum(body.model),
+        now=now,
+    )
+    return EmulatedPlan(outcome, ledger, now)
+
+
+def _by_interval(emulation: Emulation, model: str, asker: Asker, prompt: Prompt, retention: str | None) -> EmulatedPlan:
+    ledger, digests = emulation.ledger, emulation.digests(model, asker.namespace, prompt.token_ids)
+    now, minimum, total = ledger.clock(), emulation.minimum(model), len(prompt.token_ids)
+    outcome = decide_by_interval(total, digests, ledger, retention=retention or "24h", minimum=minimum, now=now)
+    return EmulatedPlan(outcome, ledger, now)
 
 
 def cache_points(service: Service, body: ChatRequest, asker: Asker) -> list[CachePoint]:

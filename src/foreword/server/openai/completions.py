@@ -17,11 +17,12 @@ from foreword.server.errors import ApiError, openai_body
 from foreword.server.forms import structured_output
 from foreword.server.generation import Generation, Piece
 from foreword.server.limits import MAX_PROMPTS
+from foreword.server.openai.caching import completion_with_cache
 from foreword.server.openai.chat import DONE, PING
 from foreword.server.openai.logprobs import CompletionLogprobs
 from foreword.server.openai.schema import CompletionRequest, unsupported
 from foreword.server.response_fields import question_of
-from foreword.server.service import Service
+from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 
@@ -36,11 +37,16 @@ def completion_routes(service: Service) -> list[Route]:
         body = await service.bodies.read(request, decoder)
         service.check_model(body.model)
         plan = CompletionPlan(body, service.max_model_len)
-        answer = CompletionAnswer(service, plan)
+        answer, asker = CompletionAnswer(service, plan), asker_of(request, plan.cache_salt)
+
+        def encode() -> Sequence[Prompt]:
+            prompts = [service.encode_prompt(prompt) for prompt in plan.prompts]
+            return [completion_with_cache(service, plan.model, asker, prompt) for prompt in prompts]
+
         generation = await service.generate(
-            lambda: [service.encode_prompt(prompt) for prompt in plan.prompts],
+            encode,
             plan.params,
-            asker_of(request, plan.cache_salt),
+            asker,
             prefill_only=plan.reads_only,
             question=question_of(request, body),
         )
