@@ -58,6 +58,14 @@ class ServerOptions:
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds running answers get after SIGTERM.", rich_help_panel=_SERVER)
     ] = 30.0
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="File or folder of prompt beginnings that every tenant's prompts may share: .txt as it is, or .json; "
+            "may be repeated.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
     stuck_after: Annotated[
         float,
         typer.Option(
@@ -199,12 +207,14 @@ def serve(
     listening = bind(server.host, server.port)
     from foreword.llm.loading import load
     from foreword.server.logs import set_up_logging
+    from foreword.server.publishing import publish_files
     from foreword.server.service import Service
     from foreword.server.serving import serve as run
 
     with listening, closing(load(path, options)) as loaded:
         names = server.served_model_name or [_default_name(model.model, path)]
         service = Service(loaded, names=names, keys=keys, limits=limits, emulation=server.emulation())
+        published = publish_files(service, [Path(file) for file in server.publish or ()])
         address, port = listening.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         if json:
@@ -212,6 +222,8 @@ def serve(
         elif not quiet:
             for line in start_lines(loaded, options, keys, service.limits, url, names):
                 remark(line)
+            for name, num_tokens in published.items():
+                remark(f"published {name}: {num_tokens:,} tokens that every tenant's prompts may begin with")
         set_up_logging()
         run(service, server.host, listening, None if server.api_keys is None else Path(server.api_keys))
 

@@ -22,6 +22,7 @@ from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.engine.beam_search import BeamGroup, BeamSearches
 from foreword.engine.constraints import Constraints
 from foreword.engine.metrics import EngineStats, engine_stats
+from foreword.engine.publishing import publish_prefix
 from foreword.engine.sampling_row import sampling_row
 from foreword.engine.traffic import Traffic
 from foreword.kv_cache.events import CacheEvent, EventLog
@@ -65,8 +66,7 @@ class Engine:
         self._beam_searches = BeamSearches(self._scheduler, self._sequences, self._new_sequence_id)
         self._constraints = Constraints()
         self._prompt_logprobs: dict[SequenceId, list[TokenLogprobs | None]] = {}
-        self._next_sequence_id = 0
-        self._num_steps = 0
+        self._next_sequence_id = self._num_steps = 0
         self._clock = clock
         self._now = 0
         self._failed: tuple[RequestId, ...] = ()
@@ -240,8 +240,11 @@ class Engine:
 
     def share_pool(self, shares: Mapping[bytes, float]) -> None:
         """Let what each tenant named has stored take that share of the pool at most, from 0 to 1."""
-        num_blocks = self._manager.config.num_blocks
-        self._manager.prefix_cache.share({tenant: int(share * num_blocks) for tenant, share in shares.items()})
+        self._manager.prefix_cache.share({t: int(s * self._manager.config.num_blocks) for t, s in shares.items()})
+
+    def publish(self, token_ids: list[TokenId]) -> int:
+        """See `publish_prefix`; nothing else may run meanwhile."""
+        return publish_prefix(self, self._manager, self._scheduler.config.max_model_len, token_ids)
 
     def reset_cache(self) -> None:
         """Forget every stored prefix. What runs keeps its blocks."""

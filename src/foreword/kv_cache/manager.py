@@ -32,6 +32,7 @@ from foreword.kv_cache.explain import MissReport
 from foreword.kv_cache.hash_prefix_cache import HashPrefixCache
 from foreword.kv_cache.leases import Leases
 from foreword.kv_cache.prefix_cache import NoPrefixCache, PrefixCache, PrefixMatch, TokenPath
+from foreword.kv_cache.published import Published
 from foreword.kv_cache.radix_prefix_cache import RadixPrefixCache
 from foreword.kv_cache.stats import CacheStats
 from foreword.kv_cache.token_runs import common_prefix
@@ -77,11 +78,11 @@ class KVCacheManager:
 
     def __init__(self, config: CacheConfig, events: EventLog | None = None, *, root: bytes = b"") -> None:
         """Args: `root`: the identity that block hashes start from, needed where they leave the process."""
-        self.config = config
-        self._root = root
+        self.config, self._root = config, root
         self.pool = BlockPool(config.num_blocks)
         self.stats = CacheStats()
         self.prefix_cache = make_prefix_cache(config, self.pool, self.stats, events)
+        self.published = Published(self.pool, config.block_size)
         self._leases = Leases(self.prefix_cache)
         self._paths: dict[SequenceId, TokenPath] = {}
         self._holdings: dict[SequenceId, _Holding] = {}
@@ -111,6 +112,7 @@ class KVCacheManager:
         self._leases.ask(sequence.sequence_id, leases)
         path = TokenPath(namespace, tenant, root=self._root)
         path.extend(sequence.token_ids)
+        self.published.attach(path, sequence.prompt_len - 1)
         self._paths[sequence.sequence_id] = path
 
     def forget(self, sequence: Sequence) -> None:
@@ -249,7 +251,7 @@ class KVCacheManager:
     @property
     def num_pinned_blocks(self) -> int:
         """Blocks that pins hold."""
-        return len({block for pin in self._pins.values() for block in pin})
+        return len(set(itertools.chain(*self._pins.values())))
 
     def retain(self, namespace: bytes, token_ids: list[TokenId], priority: int, lifetime: int) -> int:
         """Keep a stored prefix before those of lower priority, for `lifetime` from now and from each use.
@@ -268,8 +270,8 @@ class KVCacheManager:
         """
         path = self._loose_path(namespace, token_ids)
         blocks = self.prefix_cache.match(path, len(token_ids)).blocks
-        pinned = {block for pin in self._pins.values() for block in pin}
-        if not blocks or len(pinned | set(blocks)) > self.config.pin_share * self.config.num_blocks:
+        pinned = set(itertools.chain(blocks, *self._pins.values()))
+        if not blocks or len(pinned) > self.config.pin_share * self.config.num_blocks:
             return None
         self.pool.acquire(blocks)
         self._pins[path] = list(blocks)
@@ -309,7 +311,7 @@ class KVCacheManager:
         for holding in self._holdings.values():
             for block in holding.table.ids:
                 holders[block] += 1
-        for block in itertools.chain(self._copy_sources, *self._pins.values()):
+        for block in itertools.chain(self._copy_sources, self.published.held_blocks(), *self._pins.values()):
             holders[block] += 1
         for block, count in enumerate(holders):
             counted = self.pool.ref_count(block)
@@ -394,4 +396,5 @@ class KVCacheManager:
     def _loose_path(self, namespace: bytes, token_ids: list[TokenId]) -> TokenPath:
         path = TokenPath(namespace, root=self._root)
         path.extend(token_ids)
+        self.published.attach(path, len(token_ids) - 1)
         return path

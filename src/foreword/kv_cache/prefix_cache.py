@@ -40,6 +40,8 @@ class TokenPath:
     packed: bytearray = field(default_factory=bytearray)  # int32 a token
     hashes: list[BlockHash] = field(default_factory=list)  # chained, one a whole block, made on demand
     root: bytes = b""  # the engine's identity, from which the chain starts
+    base: int = 0  # leading tokens that are published: the namespace's own prefixes begin behind them
+    base_blocks: "array[int]" = field(default_factory=lambda: array("i"))  # theirs
 
     @property
     def num_tokens(self) -> int:

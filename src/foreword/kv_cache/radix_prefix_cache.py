@@ -53,7 +53,9 @@ class RadixPrefixCache:
         nodes, depth = self._walk(path, limit)
         if not depth:
             return PrefixMatch()
-        blocks: array[int] = array("i")
+        blocks = path.base_blocks[: depth // self._block_size]
+        if not nodes:
+            return PrefixMatch(len(blocks) * self._block_size, blocks)
         for node in nodes[:-1]:
             blocks.extend(node.blocks)
         last = nodes[-1]
@@ -133,7 +135,7 @@ class RadixPrefixCache:
         wanted = token_at(path.packed, depth)
         node = nodes[-1] if nodes else self._roots.get(path.namespace)
         if node is None:
-            return MissReport(0, self._cause_elsewhere(path, limit), wanted)
+            return MissReport(depth, self._cause_elsewhere(path, limit), wanted)
         if depth < node.num_tokens:
             return MissReport(depth, MissCause.CHANGED, wanted, token_at(node.tokens, depth - node.start))
         head = bytes(path.packed[depth * TOKEN_BYTES : (depth + self._block_size) * TOKEN_BYTES])
@@ -169,7 +171,7 @@ class RadixPrefixCache:
     def _walk(self, path: TokenPath, limit: int) -> tuple[list[RadixNode], int]:
         """Nodes that spell the longest stored prefix of the first `limit` tokens, and its length."""
         nodes: list[RadixNode] = []
-        depth = 0
+        depth = min(path.base, limit)
         node = self._roots.get(path.namespace)
         while node is not None and node.children is not None and depth < limit:
             child = node.children.get(token_at(path.packed, depth))
@@ -244,7 +246,7 @@ class RadixPrefixCache:
         root = self._roots.get(path.namespace)
         if root is None:
             domain = self._retention.domain(path.tenant)
-            root = RadixNode(None, 0, self._block_size, domain, path.namespace)
+            root = RadixNode(None, path.base, self._block_size, domain, path.namespace)
             self._roots[path.namespace] = root
         return root
 
@@ -258,13 +260,13 @@ class RadixPrefixCache:
                 pending.extend(node.children.values())
 
     def _cause_elsewhere(self, path: TokenPath, limit: int) -> MissCause:
-        needed = min(limit, self._block_size)
+        needed = min(limit - path.base, self._block_size)
         for root in self._roots.values():
-            child = (root.children or {}).get(token_at(path.packed, 0))
-            if root.name == path.namespace or child is None:
+            child = (root.children or {}).get(token_at(path.packed, path.base))
+            if root.name == path.namespace or child is None or root.start != path.base:
                 continue
             run = min(needed, len(child.tokens) // TOKEN_BYTES)
-            if common_prefix(child.tokens, 0, path.packed, 0, run) == run:
+            if common_prefix(child.tokens, 0, path.packed, path.base, run) == run:
                 return MissCause.OTHER_NAMESPACE
         return MissCause.NEVER_SEEN
 
