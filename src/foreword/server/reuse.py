@@ -11,6 +11,8 @@ from foreword.server.account import Reuse
 from foreword.server.context import Asker
 from foreword.server.flight import Flight, FlightReader, StoredStream
 from foreword.server.generation import Piece, PieceStream
+from foreword.server.limits import Limits
+from foreword.server.metrics import Metrics
 from foreword.server.response_cache import (
     Directives,
     Question,
@@ -50,6 +52,16 @@ class Asked:
     prompts: Sequence[Sequence[int]]
     start: Callable[[], Started]
     on_replay: Callable[[RequestOutput], None]  # told of each stored output given again, in a thread
+
+
+def open_response_cache(limits: Limits, identity: bytes, metrics: Metrics) -> ResponseCache | None:
+    """The response cache that was asked for, watched by the metrics; None where none was."""
+    if not limits.response_cache_bytes:
+        return None
+    cache = ResponseCache(limits.response_cache_bytes, limits.response_cache_ttl_s, identity)
+    metrics.watch_gauge("foreword:response_cache_entries", "Answers stored", lambda: cache.num_entries)
+    metrics.watch_gauge("foreword:response_cache_bytes", "Bytes they take", lambda: cache.num_bytes)
+    return cache
 
 
 class ResponseReuse:

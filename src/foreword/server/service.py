@@ -33,8 +33,8 @@ from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
 from foreword.server.quotas import Permit, Quotas
-from foreword.server.response_cache import Question, ResponseCache
-from foreword.server.reuse import Asked, ResponseReuse, Started
+from foreword.server.response_cache import Question
+from foreword.server.reuse import Asked, ResponseReuse, Started, open_response_cache
 from foreword.server.tenants import KeyRing, Tenant
 from foreword.server.watchdog import Watchdog
 from foreword.text.chat_template import ChatTemplate
@@ -101,7 +101,8 @@ class Service:
         self._turns = TurnMemory(loaded.tokenizer)
         self._turns_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="foreword-text")
-        self.responses = self._response_cache()
+        identity = f"{foreword.__version__} {self.fingerprint} {self.tokenizer.digest.hex()}".encode()
+        self.responses = open_response_cache(self.limits, identity, self.metrics)
         self._reuse = ResponseReuse(self.responses, self.off_loop)
         self._constraining = Constraining(loaded.tokenizer)
 
@@ -370,16 +371,6 @@ class Service:
     def _remember_all(self, output: RequestOutput, namespace: bytes) -> None:
         for answer in output.outputs:
             self._remember(output, answer.index, namespace)
-
-    def _response_cache(self) -> ResponseCache | None:
-        limits = self.limits
-        if not limits.response_cache_bytes:
-            return None
-        identity = f"{foreword.__version__} {self.fingerprint} {self.tokenizer.digest.hex()}".encode()
-        cache = ResponseCache(limits.response_cache_bytes, limits.response_cache_ttl_s, identity)
-        self.metrics.watch_gauge("foreword:response_cache_entries", "Answers stored", lambda: cache.num_entries)
-        self.metrics.watch_gauge("foreword:response_cache_bytes", "Bytes they take", lambda: cache.num_bytes)
-        return cache
 
     def check_size(self, value: object, param: str) -> None:
         """Refuse before rendering or tokenising what can't fit: no token stands for more bytes than the longest."""
