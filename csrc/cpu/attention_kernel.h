@@ -94,6 +94,34 @@ struct TileKeys {
   const T* value_rows[kAttentionTile];
 };
 
+// sums[r][v] += factor_of(r) * vector_of(v). The fewer of the two are held while the others pass by one at a time: with
+// 12 sums there is no register left for more, and a sum that lives in memory costs each step the way there and back.
+template <class Simd, std::size_t kRows, std::size_t kVectors, class FactorOf, class VectorOf>
+FOREWORD_INLINE void add_products(FactorOf factor_of, VectorOf vector_of,
+                                  typename Simd::Float (&sums)[kRows][kVectors]) {
+  if constexpr (kRows < kVectors) {
+    typename Simd::Float factors[kRows];
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < kRows; ++r) factors[r] = factor_of(r);
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      const auto vector = vector_of(v);
+#pragma GCC unroll 8
+      for (std::size_t r = 0; r < kRows; ++r) sums[r][v] = Simd::multiply_add(factors[r], vector, sums[r][v]);
+    }
+  } else {
+    typename Simd::Float vectors[kVectors];
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v) vectors[v] = vector_of(v);
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < kRows; ++r) {
+      const auto factor = factor_of(r);
+#pragma GCC unroll 8
+      for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = Simd::multiply_add(factor, vectors[v], sums[r][v]);
+    }
+  }
+}
+
 // scores[r, v * kLanes + lane] = queries[r] . key; queries [D, kRows].
 template <class Simd, class T, std::size_t kRows, std::size_t kVectors>
 FOREWORD_INLINE void score_block(const float* queries, const T* const* key_vectors, std::size_t key_stride,
@@ -108,15 +136,8 @@ FOREWORD_INLINE void score_block(const float* queries, const T* const* key_vecto
 #pragma GCC unroll 8
   for (std::size_t v = 0; v < kVectors; ++v) keys[v] = key_vectors[v];
   for (std::size_t d = 0; d < head_dim; ++d) {
-    typename Simd::Float key[kVectors];
-#pragma GCC unroll 8
-    for (std::size_t v = 0; v < kVectors; ++v) key[v] = Simd::load(keys[v] + d * key_stride);
-#pragma GCC unroll 8
-    for (std::size_t r = 0; r < kRows; ++r) {
-      const auto query = Simd::set(queries[d * kRows + r]);
-#pragma GCC unroll 8
-      for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = Simd::multiply_add(query, key[v], sums[r][v]);
-    }
+    add_products<Simd, kRows, kVectors>([&](std::size_t r) { return Simd::set(queries[d * kRows + r]); },
+                                        [&](std::size_t v) { return Simd::load(keys[v] + d * key_stride); }, sums);
   }
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) {
@@ -139,15 +160,8 @@ FOREWORD_INLINE void value_block(const float* weights, RowOf row_of, std::size_t
   }
   for (std::size_t key = begin; key < end; ++key) {
     const auto* const row = row_of(key);
-    typename Simd::Float value[kVectors];
-#pragma GCC unroll 8
-    for (std::size_t v = 0; v < kVectors; ++v) value[v] = Simd::load(row + v * Simd::kLanes);
-#pragma GCC unroll 8
-    for (std::size_t r = 0; r < kRows; ++r) {
-      const auto weight = Simd::set(weights[r * kAttentionTile + key]);
-#pragma GCC unroll 8
-      for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = Simd::multiply_add(weight, value[v], sums[r][v]);
-    }
+    add_products<Simd, kRows, kVectors>([&](std::size_t r) { return Simd::set(weights[r * kAttentionTile + key]); },
+                                        [&](std::size_t v) { return Simd::load(row + v * Simd::kLanes); }, sums);
   }
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) {

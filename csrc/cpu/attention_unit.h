@@ -95,6 +95,15 @@ void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<S
   for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
 }
 
+// Asks for the tile's values, so that they come while its keys are worked on.
+template <class Simd, class T>
+void prefetch_values(const TileKeys<Simd, T>& tile, std::size_t num_keys, std::size_t head_dim) {
+  constexpr std::size_t kLine = 64 / sizeof(T);
+  for (std::size_t key = 0; key < num_keys; ++key) {
+    for (std::size_t d = 0; d < head_dim; d += kLine) __builtin_prefetch(tile.value_rows[key] + d);
+  }
+}
+
 // Copies the tile's keys into panels [D, kPanel] of f32.
 template <class Simd, class T>
 void pack_keys(const TileBlocks<T>& blocks, std::size_t num_keys, float* packed) {
@@ -141,6 +150,7 @@ void attend_tile(const TileBlocks<T>& blocks, bool in_place, std::size_t num_key
   if (in_place) {
     TileKeys<Simd, T> tile;
     point_at_tile<Simd>(blocks, num_keys, tile);
+    prefetch_values(tile, num_keys, blocks.head_dim);
     score_tile<Simd, T>(work, tile, num_keys);
     soften_tile<Simd>(work);
     const auto panel_of = [&](std::size_t d) {
