@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from foreword.core.config import CacheConfig, PrefixCacheKind
 from foreword.kv_cache.block_pool import BlockPool
 from foreword.kv_cache.manager import make_prefix_cache
-from foreword.kv_cache.prefix_cache import PrefixCache, TokenPath
+from foreword.kv_cache.prefix_cache import TOKEN_BYTES, PrefixCache, TokenPath
 from foreword.kv_cache.stats import CacheStats
 
 BLOCK_SIZE = 16
@@ -30,6 +30,7 @@ PROMPT = 100_000
 PROMPT_BLOCKS = PROMPT // BLOCK_SIZE
 SIZES = (10_000, 100_000, 1_000_000)
 ROUNDS = 9
+TURNS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class Row:
     kind: str
     num_blocks: int
     match_ms: float
-    first_match_ms: float  # of a path whose hashes have not been made yet
+    first_match_ms: float  # of a path that has never been matched: nothing is kept with it
+    match_turns_ms: float  # of a conversation of as many tokens, stored in `TURNS` turns
     touch_ms: float
     insert_ms: float
     insert_max_ms: float
@@ -102,6 +104,7 @@ def measure(kind: PrefixCacheKind, num_blocks: int) -> Row:
     assert pool.num_cached == num_blocks
     gc.freeze()  # a collection that happens to fall into a round would count the filling's objects
     rounds = [one_round(cache, pool, new_path(rng, PROMPT), num_blocks + i) for i in range(1, ROUNDS + 1)]
+    turns_ms = match_of_turns(cache, pool, new_path(rng, PROMPT), 2 * num_blocks)
     gc.unfreeze()
     match_ms, first_ms, touch_ms, insert_ms, evict_ms = (
         statistics.median(column) for column in zip(*rounds, strict=True)
@@ -111,6 +114,7 @@ def measure(kind: PrefixCacheKind, num_blocks: int) -> Row:
         num_blocks=num_blocks,
         match_ms=match_ms,
         first_match_ms=first_ms,
+        match_turns_ms=turns_ms,
         touch_ms=touch_ms,
         insert_ms=insert_ms,
         insert_max_ms=max(each[3] for each in rounds),
@@ -124,13 +128,27 @@ def one_round(
 ) -> tuple[float, float, float, float, float]:
     """Milliseconds of match, first match, touch, insert and evict, of one new prompt."""
     evict_ms = timed(lambda: cache.evict(PROMPT_BLOCKS))
-    cache.match(path, PROMPT)  # makes the hashes, as an admission does before anything is stored
+    cache.match(path, PROMPT)  # as an admission does before anything is stored
     insert_ms = store(cache, pool, path, now)
     match_ms = timed(lambda: cache.match(path, PROMPT))
     assert cache.match(path, PROMPT).num_tokens == PROMPT
     first_match_ms = timed(lambda: cache.match(TokenPath(b"bench", packed=path.packed), PROMPT))
     touch_ms = timed(lambda: cache.touch(path, PROMPT, now))
     return match_ms, first_match_ms, touch_ms, insert_ms, evict_ms
+
+
+def match_of_turns(cache: PrefixCache, pool: BlockPool, path: TokenPath, now: int) -> float:
+    """Milliseconds, median, of matching a conversation each turn of which has hit all before it."""
+    cache.evict(PROMPT_BLOCKS)
+    for turn in range(1, TURNS + 1):
+        end = turn * PROMPT_BLOCKS // TURNS * BLOCK_SIZE
+        so_far = TokenPath(b"bench", packed=path.packed[: end * TOKEN_BYTES])
+        found = cache.match(so_far, end).num_tokens
+        if found:
+            cache.touch(so_far, found, now + turn)
+        store(cache, pool, so_far, now + turn)
+    assert cache.match(path, PROMPT).num_tokens == PROMPT
+    return statistics.median(timed(lambda: cache.match(path, PROMPT)) for _ in range(ROUNDS))
 
 
 def main() -> None:

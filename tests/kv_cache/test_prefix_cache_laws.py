@@ -13,6 +13,7 @@ from foreword.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from foreword.kv_cache.manager import make_prefix_cache
 from foreword.kv_cache.prefix_cache import BlockHash, TokenPath
 from foreword.kv_cache.stats import CacheStats
+from tests.oracles.blockwise_lru import BlockwiseLRU
 from tests.oracles.naive_prefix_cache import NaivePrefixCache
 
 SIZE = 8
@@ -116,6 +117,19 @@ def test_law_4_hash_and_radix_answer_alike_to_the_block(history: list[tuple[byte
         assert found // SIZE * SIZE == hashed.match(namespace, token_ids, len(token_ids) - 1)
         radix.run(namespace, token_ids)
         hashed.run(namespace, token_ids)
+
+
+@given(history=st.lists(st.tuples(st.sampled_from([b"a", b"b"]), tokens), min_size=1, max_size=40))
+def test_runs_of_the_hash_index_keep_the_blocks_that_single_blocks_would(
+    history: list[tuple[bytes, list[int]]],
+) -> None:
+    store, blocks = Store("hash", num_blocks=12, retention="lru"), BlockwiseLRU(12, SIZE)
+
+    for namespace, token_ids in history:
+        store.run(namespace, token_ids)
+        blocks.run(namespace, token_ids)
+        for name, asked in history:
+            assert store.match(name, asked, len(asked)) == blocks.match(name, asked)
 
 
 @pytest.mark.parametrize("retention", ["slru", "lru", "lfu", "cost"])

@@ -4,7 +4,8 @@ import random
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.kv_cache.block_hash import block_hash, namespace_hash
-from foreword.kv_cache.hash_prefix_cache import HashedBlock, HashPrefixCache
+from foreword.kv_cache.hash_prefix_cache import HashPrefixCache
+from foreword.kv_cache.hashed_run import HashedRun
 from foreword.kv_cache.prefix_cache import BlockHash
 from tests.oracles.engine import SimulatedEngine
 
@@ -27,8 +28,12 @@ def test_every_hash_leads_to_a_block_whose_tokens_give_that_hash() -> None:
     index = engine.manager.prefix_cache
     assert isinstance(index, HashPrefixCache)
 
-    def recomputed(entry: HashedBlock) -> BlockHash:
-        return block_hash(recomputed(entry.parent) if entry.parent else namespace_hash(b""), entry.tokens)
+    def recomputed(run: HashedRun) -> list[BlockHash]:
+        """Hashes from the namespace's to that of the run's last block."""
+        hashes = recomputed(run.parent) if run.parent else [namespace_hash(b"")]
+        for offset in range(run.num_blocks):
+            hashes.append(block_hash(hashes[-1], bytes(run.block_tokens(offset))))
+        return hashes
 
     checked = 0
     for _ in range(600):
@@ -43,10 +48,12 @@ def test_every_hash_leads_to_a_block_whose_tokens_give_that_hash() -> None:
             engine.scheduler.abort(rng.choice(list(engine.requests.values())).request_id)
         else:
             engine.step()
-        for key, entry in index._entries.items():
-            assert key == entry.hash == recomputed(entry)
-            assert engine.manager.pool.is_findable(entry.block)
-            checked += 1
+        for run in index._runs():
+            hashes = recomputed(run)[-run.num_blocks :]
+            assert hashes == [run.hash_at(offset) for offset in range(run.num_blocks)]
+            assert run.key == hashes[0]
+            assert all(engine.manager.pool.is_findable(block) for block in run.blocks)
+            checked += run.num_blocks
 
     assert checked > 1000
     assert engine.manager.stats.evicted_blocks > 100

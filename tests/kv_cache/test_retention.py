@@ -1,5 +1,7 @@
 """Who goes first: policies, hints with their budget and end, quotas, and what an index remembers of the departed."""
 
+from array import array
+
 import pytest
 
 from foreword.core.config import CacheConfig, PrefixCacheKind, RetentionKind
@@ -179,6 +181,21 @@ def test_a_tenant_over_its_quota_makes_room_in_its_own_part(kind: PrefixCacheKin
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_run_whose_front_is_held_loses_what_lies_behind(kind: PrefixCacheKind) -> None:
+    index = Index(kind)
+    index.store(0, num_blocks=4)
+    front = index.cache.match(index.path(0, 2), 2 * SIZE).blocks
+    index.pool.acquire(front)
+
+    assert index.cache.evict(9) == 2
+
+    index.pool.release(reversed(front))
+    index.cache.released(index.path(0, 2), 2 * SIZE)
+    assert index.cache.match(index.path(0, 4), 4 * SIZE).num_tokens == 2 * SIZE
+    assert index.cache.evict(9) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_queue_of_victims_does_not_grow_with_uses(kind: PrefixCacheKind) -> None:
     index = Index(kind, num_blocks=10)
     for round_ in range(500):
@@ -212,15 +229,63 @@ def test_what_departed_is_remembered_within_a_bound(kind: PrefixCacheKind, monke
     index.cache.evict(4)
 
     causes = [index.cache.explain(index.path(name, 1), SIZE).cause for name in range(4)]
-    forgotten = MissCause.CHANGED if kind == "radix" else MissCause.NEVER_SEEN
-    assert causes == [forgotten, forgotten, MissCause.EVICTED, MissCause.EVICTED]
+    assert causes == [MissCause.CHANGED, MissCause.CHANGED, MissCause.EVICTED, MissCause.EVICTED]
 
 
 def test_a_hint_ends_at_the_first_block_the_budget_cannot_keep() -> None:
-    index = Index("hash", hint_share=0.2)
+    index = Index("hash", retention="lru", hint_share=0.2)
     index.store(0, num_blocks=4)
 
     assert index.cache.retain(index.path(0, 4), 4 * SIZE, 1, 100) == 2 * SIZE
+    assert index.cache.retain(index.path(0, 4), 4 * SIZE, 1, 100) == 2 * SIZE
+    index.store(1, num_blocks=6)
+    index.cache.evict(8)
+    assert index.cache.match(index.path(0, 4), 4 * SIZE).num_tokens == 2 * SIZE
+
+
+def test_the_hash_index_explains_to_the_token() -> None:
+    index = Index("hash")
+
+    def explain(token_ids: list[int], namespace: bytes = b"") -> tuple[int, MissCause, int | None, int | None]:
+        path = TokenPath(namespace)
+        path.extend([TokenId(token) for token in token_ids])
+        report = index.cache.explain(path, path.num_tokens)
+        return report.matched_tokens, report.cause, report.wanted_token, report.stored_token
+
+    stored = [TokenId(i) for i in range(2 * SIZE)]  # what `store(0, 2)` stores
+    assert explain([*stored]) == (0, MissCause.NEVER_SEEN, 0, None)
+    index.store(0, num_blocks=2)
+    index.store(5, num_blocks=1)
+    assert explain([*stored, 1, 2, 3]) == (2 * SIZE, MissCause.NONE, None, None)
+    assert explain([*stored, *range(SIZE)]) == (2 * SIZE, MissCause.NEVER_SEEN, 0, None)
+    assert explain([*stored[: SIZE + 3], *[77] * SIZE]) == (SIZE + 3, MissCause.CHANGED, 77, SIZE + 3)
+    assert explain([*stored[:3], *[77] * SIZE]) == (3, MissCause.CHANGED, 77, 3)  # nearer than the newest
+    assert explain([77] * SIZE) == (0, MissCause.CHANGED, 77, 5000)  # the newest of those equally far
+    assert explain([*stored], b"other") == (0, MissCause.OTHER_NAMESPACE, 0, None)
+    assert explain([77] * SIZE, b"other") == (0, MissCause.NEVER_SEEN, 77, None)
+    index.cache.evict(1)
+    assert explain([*stored]) == (SIZE, MissCause.EVICTED, SIZE, None)
+    index.cache.evict(2)
+    assert explain([*stored]) == (0, MissCause.EVICTED, 0, None)
+
+
+def test_of_two_next_blocks_with_one_hash_the_first_keeps_it() -> None:
+    pool = BlockPool(9)
+    config = CacheConfig(num_blocks=9, block_size=SIZE, prefix_cache="hash")
+    cache = HashPrefixCache(config, pool, CacheStats(), num_hash_bytes=0)
+    for name, stored in ((0, SIZE), (1, 0), (0, SIZE)):
+        path = TokenPath(b"")
+        path.extend([TokenId(name * 1000 + i) for i in range(SIZE)])
+        blocks = pool.allocate(1)
+        assert blocks is not None
+        assert cache.insert(path, SIZE, array("i", blocks), name).num_stored == stored
+        pool.release(blocks)
+        cache.released(path, SIZE)
+        assert cache.match(path, SIZE).num_tokens == stored
+    cache.check_invariants()
+
+    assert cache.num_collisions > 0
+    assert pool.num_cached == 1
 
 
 def test_hash_collisions_cost_a_miss_and_never_a_wrong_block() -> None:
@@ -234,7 +299,7 @@ def test_hash_collisions_cost_a_miss_and_never_a_wrong_block() -> None:
         assert cache.match(path, SIZE).num_tokens == 0
         blocks = pool.allocate(1)
         assert blocks is not None
-        insertion = cache.insert(path, SIZE, type(cache.match(path, 0).blocks)("i", blocks), name)
+        insertion = cache.insert(path, SIZE, array("i", blocks), name)
         assert insertion.num_stored in (0, SIZE)
         contents[blocks[0]] = bytes(path.packed)
         for block in cache.match(path, SIZE).blocks:
@@ -246,20 +311,20 @@ def test_hash_collisions_cost_a_miss_and_never_a_wrong_block() -> None:
 
 
 def test_an_unsound_index_is_found_out() -> None:
-    for damage in ("key", "parent", "children", "pool"):
+    for damage in ("key", "place", "tokens", "pool"):
         index = Index("hash")
         index.store(0, num_blocks=2)
         cache = index.cache
         assert isinstance(cache, HashPrefixCache)
-        first, second = cache._entries.values()
+        (run,) = cache._runs()
         if damage == "key":
-            second.hash = type(second.hash)(b"x" * 32)
-        elif damage == "parent":
-            del cache._entries[first.hash]
-        elif damage == "children":
-            first.num_children = 5
+            run.key = b"x" * 32
+        elif damage == "place":
+            run.start += 1
+        elif damage == "tokens":
+            del run.tokens[-4:]
         else:
-            second.block = 9
+            run.blocks[1] = 9
         with pytest.raises(InvariantError):
             cache.check_invariants()
     for damage in ("run", "pool"):

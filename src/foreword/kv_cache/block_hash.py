@@ -74,19 +74,28 @@ def block_hash(parent: BlockHash, packed_tokens: bytes, media: tuple[tuple[int, 
     return BlockHash(hashlib.sha256(b"".join(framed)).digest())
 
 
+def chain_hashes(
+    parent: BlockHash, packed: bytes | bytearray, first: int, end: int, block_size: int
+) -> list[BlockHash]:
+    """Hashes of whole blocks `[first, end)` of packed tokens, the first of them behind `parent`. Cost: O(blocks)."""
+    size = block_size * TOKEN_BYTES
+    head = _framed("block", bytes(size))[:-size]  # the same for every whole block
+    sha256 = hashlib.sha256
+    hashes: list[BlockHash] = []
+    for start in range(first * size, end * size, size):
+        parent = BlockHash(sha256(parent + head + _little_endian(packed[start : start + size])).digest())
+        hashes.append(parent)
+    return hashes
+
+
 def extend_hashes(path: TokenPath, num_blocks: int, block_size: int) -> list[BlockHash]:
     """Chained hashes of at least the first `num_blocks` whole blocks, kept with the path.
 
     Cost: O(blocks not hashed yet).
     """
     hashes = path.hashes
-    parent: bytes = hashes[-1] if hashes else namespace_hash(path.namespace, path.root)
-    size = block_size * TOKEN_BYTES
-    head = _framed("block", bytes(size))[:-size]  # the same for every whole block
-    sha256 = hashlib.sha256
-    for start in range(len(hashes) * size, num_blocks * size, size):
-        parent = sha256(parent + head + _little_endian(path.packed[start : start + size])).digest()
-        hashes.append(BlockHash(parent))
+    parent = hashes[-1] if hashes else namespace_hash(path.namespace, path.root)
+    hashes.extend(chain_hashes(parent, path.packed, len(hashes), num_blocks, block_size))
     return hashes
 
 

@@ -134,18 +134,17 @@ class RadixPrefixCache:
             return MissReport(depth, MissCause.NONE)
         wanted = token_at(path.packed, depth)
         node = nodes[-1] if nodes else self._roots.get(path.namespace)
-        if node is None:
-            return MissReport(depth, self._cause_elsewhere(path, limit), wanted)
-        if depth < node.num_tokens:
+        if node is not None and depth < node.num_tokens:
             return MissReport(depth, MissCause.CHANGED, wanted, token_at(node.tokens, depth - node.start))
         head = bytes(path.packed[depth * TOKEN_BYTES : (depth + self._block_size) * TOKEN_BYTES])
         for size in range(len(head), 0, -TOKEN_BYTES):
-            cause = self._departed.get((node.name, head[:size]))
+            cause = self._departed.get((node.name if node else path.namespace, head[:size]))
             if cause is not None:
                 return MissReport(depth, cause, wanted)
-        if node.children:
+        if node is not None and node.children:
             return MissReport(depth, MissCause.CHANGED, wanted, next(reversed(node.children)))
-        return MissReport(depth, self._cause_elsewhere(path, limit) if not depth else MissCause.NEVER_SEEN, wanted)
+        is_first = node is None or not depth
+        return MissReport(depth, self._cause_elsewhere(path, limit) if is_first else MissCause.NEVER_SEEN, wanted)
 
     def stored_hashes(self) -> Iterator[BlockHash]:
         """Hashes of all whole blocks stored, in no order; empty unless events are kept. Cost: O(blocks)."""

@@ -110,16 +110,21 @@ class Retention(Generic[EntryT]):
         self.now = max(self.now, now)
         self._expire()
 
+    def room_for_hint(self, entry: EntryT, lifetime: int) -> int:
+        """Blocks of the entry that `hint` would keep: as many as the budget allows, none for no lifetime."""
+        if lifetime <= 0:
+            return 0
+        return entry.num_blocks if entry.priority else min(entry.num_blocks, self.hint_budget - self.num_hinted_blocks)
+
     def hint(self, entry: EntryT, priority: int, lifetime: int) -> bool:
         """Keep the entry before those of lower priority, for `lifetime` from now and from each use.
 
         False when the budget does not allow.
         """
-        more = 0 if entry.priority else entry.num_blocks
-        if lifetime <= 0 or self.num_hinted_blocks + more > self.hint_budget:
+        if self.room_for_hint(entry, lifetime) < entry.num_blocks:
             return False
         is_new = not entry.priority
-        self.num_hinted_blocks += more
+        self.num_hinted_blocks += entry.num_blocks if is_new else 0
         entry.priority = max(entry.priority, priority)
         entry.lifetime = max(entry.lifetime, lifetime)
         entry.expires_at = max(entry.expires_at, self.now + lifetime)
