@@ -125,14 +125,6 @@ def test_special_openers_open_calls_in_text() -> None:
         assert first == {b"\n" if form is HERMES else b" "}
 
 
-def test_calls_or_json_are_both_allowed_where_both_are_asked_for() -> None:
-    grammar = calls_grammar(HERMES, TOOLS, opener_id=None, is_parallel=False, schema='{"const": "Ulm"}')
-
-    assert accepts(grammar, '"Ulm"')
-    assert accepts(grammar, f"<tool_call>\n{CITY_CALL}\n</tool_call>")
-    assert not accepts(grammar, "Ulm")
-
-
 def test_what_is_not_strict_is_enforced_as_far_as_it_can_be() -> None:
     odd: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string", "contentEncoding": "x", "if": {}}}}
     lenient, strict = Tool("f", None, odd), Tool("f", None, odd, strict=True)

@@ -28,6 +28,8 @@ from foreword.llm.prompts import as_prompt_list, prompt_token_ids
 from foreword.llm.run import Progress, Run, Runs, Warming
 from foreword.text.chat_template import ChatTemplate
 from foreword.text.rerank_prompt import RerankFormat, RerankPrompts, RerankSettings, choose_format
+from foreword.text.tool_calls import parse_tool_calls
+from foreword.text.tools import ToolCall, tool_names
 from foreword.text.turns import TurnMemory
 
 Message = Mapping[str, object]
@@ -270,6 +272,17 @@ class LLM:
         if self._chat_template is None:
             raise InvalidRequestError("messages", "a model with a chat template", self.summary.model)
         return self._chat_template
+
+    def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, object]]) -> list[str | ToolCall]:
+        """Texts and calls in an answer of `chat` with these tools, in order, by the format of the model's template.
+
+        Raises:
+            InvalidRequestError: the model has no template, or one whose format can't be read, or a tool has no name.
+        """
+        form = self.chat_template.tool_format
+        if form is None:
+            raise InvalidRequestError("tools", "a model whose format for tool calls is known", self.summary.model)
+        return parse_tool_calls(text, form, tool_names(tools))
 
     def _token_ids(self, prompt: object) -> list[int]:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):

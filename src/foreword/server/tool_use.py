@@ -67,27 +67,22 @@ class ToolUse:
     def constrained(self, params: SamplingParams, template: ChatTemplate) -> SamplingParams:
         """The parameters that hold the answer to calls.
 
-        All of it where a call is required; each call, once it begins, where a tool is strict; and either calls or what
-        `response_format` wants where both are asked for.
+        All of it where a call is required; each call, once it begins, where a tool is strict.
 
         Raises:
             ApiError, InvalidRequestError: 400, a schema that can't be enforced, or two wishes that contradict.
         """
-        reading, wanted = self.reading(template), params.structured_output
+        reading = self.reading(template)
         is_strict = any(tool.strict for tool in self.allowed)
-        if reading is None or not (self.mode == "required" or is_strict or wanted is not None):
+        if reading is None:
+            return params
+        if params.structured_output is not None:
+            raise ApiError(400, "tools: an answer that may be a call can't have another form", "tools")
+        if self.mode != "required" and not is_strict:
             return params
         form, opener_id = reading.form, reading.opener_id
-        if self.mode == "required" and wanted is not None:
-            told = "tool_choice: an answer that has to be a call can't have another form"
-            raise ApiError(400, told, "tool_choice")
-        if wanted is not None and not wanted.kind.startswith("json_"):
-            raise ApiError(400, f"tools: only with an answer in JSON, not of the form {wanted.kind}", "tools")
-        if self.mode == "required" or wanted is not None:
-            schema = None if wanted is None else wanted.source
-            grammar = calls_grammar(
-                form, self.allowed, opener_id=opener_id, is_parallel=self.is_parallel, schema=schema
-            )
+        if self.mode == "required":
+            grammar = calls_grammar(form, self.allowed, opener_id=opener_id, is_parallel=self.is_parallel)
         else:
             grammar = text_or_calls_grammar(form, self.allowed, opener_id=opener_id)
         return replace(params, structured_output=StructuredOutput(grammar=grammar))

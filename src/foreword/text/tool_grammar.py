@@ -16,10 +16,8 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _ANY_TEXT = "TEXT: /(.|\\n)*/\n"
 
 
-def calls_grammar(
-    form: ToolFormat, tools: Sequence[Tool], *, opener_id: int | None, is_parallel: bool, schema: str | None = None
-) -> str:
-    """An answer that is one call, or several, and nothing else; or, with a `schema`, JSON by it.
+def calls_grammar(form: ToolFormat, tools: Sequence[Tool], *, opener_id: int | None, is_parallel: bool) -> str:
+    """An answer that is one call, or several, and nothing else.
 
     `opener_id` is the format's opener where it is a special token, which no text can stand for.
 
@@ -27,16 +25,15 @@ def calls_grammar(
         InvalidRequestError: a tool's parameters aren't a schema of an object.
     """
     if form is LLAMA3:
-        calls = "calls: call\n"  # its templates know one call a message
+        start = "start: call\n"  # its templates know one call a message
     elif form is MISTRAL:
         more = ' (", " call)*' if is_parallel else ""
-        calls = f'calls: {_opener(form, opener_id)} " [" call{more} "]"\n'
+        start = f'start: {_opener(form, opener_id)} " [" call{more} "]"\n'
     else:
         tagged = _tagged(form, _opener(form, opener_id))
         more = ' ("\\n" tagged)*' if is_parallel else ""
-        calls = f"calls: tagged{more}\ntagged: {tagged}\n"
-    start = "start: calls\n" if schema is None else f"start: calls | answer\nanswer: %json {schema}\n"
-    return start + calls + _calls(form, tools)
+        start = f"start: tagged{more}\ntagged: {tagged}\n"
+    return start + _calls(form, tools)
 
 
 def text_or_calls_grammar(form: ToolFormat, tools: Sequence[Tool], *, opener_id: int | None) -> str:
