@@ -50,14 +50,18 @@ def anthropic_stream(answer: Answer) -> Account:
     return last
 
 
+KEPT = {"prompt_cache_key": "law", "prompt_cache_options": {"ttl": "30m"}}
+MARKED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 INCLUDED = {"stream": True, "stream_options": {"include_usage": True}}
 DIALECTS: dict[str, tuple[str, Callable[..., dict[str, Any]], dict[str, Any], Callable[[Answer], Account]]] = {
     "chat": ("/v1/chat/completions", chat_body, {}, lambda a: openai_account(a.json["usage"])),
     "chat, n": ("/v1/chat/completions", chat_body, {"n": 3}, lambda a: openai_account(a.json["usage"])),
+    "chat, kept": ("/v1/chat/completions", chat_body, KEPT, lambda a: openai_account(a.json["usage"])),
     "chat stream": ("/v1/chat/completions", chat_body, INCLUDED, openai_stream),
     "completion": ("/v1/completions", completion_body, {}, lambda a: openai_account(a.json["usage"])),
     "completion stream": ("/v1/completions", completion_body, INCLUDED, openai_stream),
     "message": ("/v1/messages", message_body, {}, lambda a: anthropic_account(a.json["usage"])),
+    "message, marked": ("/v1/messages", message_body, MARKED, lambda a: anthropic_account(a.json["usage"])),
     "message stream": ("/v1/messages", message_body, {"stream": True}, anthropic_stream),
 }
 
@@ -88,7 +92,10 @@ def known_tokens(first: str, second: str, *, is_chat: bool) -> int | None:
     return (OPENING if is_chat else 0) + (min(len(first), len(second)) if length is None else length)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+PAIRS = 2000 if settings.default is not None and settings.default.max_examples >= 400 else 40
+
+
+@settings(max_examples=PAIRS, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(dialects=st.one_of(st.tuples(CHATS, CHATS), st.tuples(COMPLETIONS, COMPLETIONS)), texts=st.data())
 def test_first_writes_second_reads(server: LiveServer, dialects: tuple[str, str], texts: st.DataObject) -> None:
     start = texts.draw(TEXTS)
