@@ -11,8 +11,10 @@ from starlette.routing import Route
 from foreword.llm.outputs import RequestOutput
 from foreword.server.account import Account
 from foreword.server.anthropic.caching import with_cache
+from foreword.server.anthropic.diagnosis import diagnose
 from foreword.server.anthropic.schema import Conversation, CountRequest, MessagesRequest
 from foreword.server.anthropic.tools import tool_block
+from foreword.server.cache_policy.diagnostics import RequestMemory
 from foreword.server.call_reading import CallReader, CallReading
 from foreword.server.context import Asker, asker_of
 from foreword.server.errors import ApiError, anthropic_body
@@ -29,6 +31,8 @@ def message_routes(service: Service) -> list[Route]:
     """The routes, bound to a service."""
     message_decoder, count_decoder = msgspec.json.Decoder(MessagesRequest), msgspec.json.Decoder(CountRequest)
 
+    memory = RequestMemory()
+
     async def messages(request: Request) -> Response:
         body = await service.bodies.read(request, message_decoder)
         service.check_model(body.model)
@@ -41,8 +45,15 @@ def message_routes(service: Service) -> list[Route]:
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
         if warms and use.mode == "required":
             raise ApiError(400, "tool_choice: no call can be made in max_tokens 0", "tool_choice")
+
+        def encode_all() -> list[Prompt]:
+            prompt = encode()
+            if body.diagnostics is not None:
+                answer.diagnostics = {"diagnostics": diagnose(memory, body, asker, prompt, answer.id)}
+            return [with_cache(service, body, asker, prompt)]
+
         generation = await service.generate(
-            lambda: [with_cache(service, body, asker, encode())],
+            encode_all,
             params,
             asker,
             prefill_only=warms,
@@ -78,7 +89,8 @@ class MessageAnswer:
 
     def __init__(self, service: Service, body: MessagesRequest, calls: CallReading | None) -> None:
         self._calls = calls
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self.diagnostics: dict[str, object] = {}  # with a field of this name once it is known, if asked for
+        self.id = f"msg_{secrets.token_hex(12)}"
         self._model = body.model
         self._max_tokens = body.max_tokens
         self._max_model_len = service.max_model_len
@@ -100,7 +112,7 @@ class MessageAnswer:
     ) -> dict[str, object]:
         """A message object."""
         return {
-            "id": self._id,
+            "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
@@ -108,6 +120,7 @@ class MessageAnswer:
             "stop_reason": stop_reason,
             "stop_sequence": stop_sequence,
             "usage": {**tokens.anthropic(), "service_tier": "standard"},
+            **self.diagnostics,
         }
 
     def stop(self, output: RequestOutput, *, has_calls: bool) -> tuple[str, str | None]:

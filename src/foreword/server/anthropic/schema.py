@@ -19,7 +19,6 @@ from foreword.text.tools import MAX_TOOLS, call_json
 MESSAGES_IGNORED = ("inference_geo", "metadata", "service_tier", "user_profile_id")
 MESSAGES_REFUSED = (
     "container",
-    "diagnostics",
     "speed",
     "thinking",
     "workspace_id",
@@ -94,6 +93,12 @@ class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+
+
+class DiagnosticsOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Asks what has changed since the request of an earlier answer; null asks to be remembered."""
+
+    previous_message_id: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -220,7 +225,7 @@ class MessagesRequest(Conversation, kw_only=True, forbid_unknown_fields=True):
     service_tier: Any = None
 
     container: Any = None
-    diagnostics: Any = None
+    diagnostics: DiagnosticsOptions | None = None
 
     def sampling_params(self) -> SamplingParams:
         """The engine's parameters. With `max_tokens` 0 the prompt is read and stored, and nothing drawn.
