@@ -6,10 +6,9 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 .PHONY: demo test check bench clean
 .DEFAULT_GOAL := demo
 
-demo: $(VENV)/.installed  ## answer a question over a document with a real model
+demo: $(VENV)/.installed  ## every claim of the foundations, measured on a real model
 	$(VENV)/bin/foreword pull smollm2
-	$(VENV)/bin/foreword generate --model smollm2 --temperature 0 --max-tokens 120 \
-		--document examples/document.txt "Who was the first keeper of the lighthouse, and for how many years did she keep the light?"
+	$(VENV)/bin/foreword demo --model smollm2
 
 test: $(VENV)/.installed-test  ## every test: C++, Python, the real model
 	$(VENV)/bin/foreword pull smollm2

@@ -11,6 +11,7 @@ import typer
 from foreword.cli.bench import bench
 from foreword.cli.chat import chat
 from foreword.cli.console import one_line
+from foreword.cli.demo import demo
 from foreword.cli.doctor import doctor
 from foreword.cli.generate import generate
 from foreword.cli.lint import lint
@@ -33,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pull, generate, chat, rerank, serve, bench, plan, lint, why, replay, doctor):
+for command in (demo, pull, generate, chat, rerank, serve, bench, plan, lint, why, replay, doctor):
     app.command()(command)
 
 

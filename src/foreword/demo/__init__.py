@@ -1,0 +1,1 @@
+"""The claims of the foundations, each beside what was just measured."""
