@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FOREWORD = Path(sys.executable).parent / "foreword"
 SERVED = "127.0.0.1:8000"
-SLOW = {"bench", "demo", "serve", "replay", "lint", "why"}  # run by their own tests; here only their options are checked
+SLOW = {"bench", "demo", "serve", "replay", "lint", "why"}  # run by their own tests; here options are checked
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.console import err_console, human_rate, human_s, out_console, remark, write_json
+from foreword.cli.console import err_console, remark, write_json
+from foreword.cli.load_options import LoadOptions, as_arguments
 from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped
+from foreword.cli.rows import print_row
 from foreword.cli.session import find_model, summary_lines
 from foreword.cli.text_input import read_text
 from foreword.core.errors import InvalidRequestError
@@ -32,6 +35,8 @@ class RowName(StrEnum):
     burst = "burst"
     interleaved = "interleaved"
     rerank = "rerank"
+    serve = "serve"
+    web = "web"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,8 @@ class BenchOptions:
     trace: Annotated[
         str | None,
         typer.Option(
-            help="CSV of request lengths for waste (ContextTokens,GeneratedTokens). "
-            "Default: a sample of the Azure LLM inference trace 2023."
+            help="CSV of request lengths for waste and serve (ContextTokens,GeneratedTokens). "
+            "Default: for waste a sample of the Azure LLM inference trace 2023."
         ),
     ] = None
     text: Annotated[str | None, typer.Option(help="Text for quality. Default: a story written for it.")] = None
@@ -57,26 +62,33 @@ def bench(
     rows: Annotated[list[RowName], typer.Argument(help="What to measure.", show_default=False)],
     *,
     measured: BenchOptions,
+    load: LoadOptions,
     model: ModelOptions,
 ) -> None:
-    """Measure speed, memory or exactness. Rows: decode prefill batch waste quality warm burst interleaved rerank.
+    """Measure speed, memory or exactness, here or through a server.
+
+    Rows: decode prefill batch waste quality warm burst interleaved rerank; serve: load on a server, with --url any of
+    OpenAI's dialect; web: what the web side adds to the engine alone.
 
     All prompts are English, of an exact number of tokens, and the same on every run. The model is warmed up first;
     rates are medians. With --json each row ends with one line: row, model, threads, metrics.
     """
     lengths = _lengths(measured.lengths)
     with _progress(quiet=measured.quiet or measured.json) as tell:
-        bench = None if set(rows) == {RowName.waste} else _open(model, measured, tell)
+        bench = None if set(rows) <= {RowName.waste, RowName.serve} else _open(model, measured, tell)
         for row in rows:
-            result = (
-                _waste(measured, model)
-                if bench is None or row is RowName.waste
-                else _measure(row, bench, lengths, measured)
-            )
+            if row is RowName.serve:
+                result = _serve(load, measured, model, tell)
+            elif bench is None or row is RowName.waste:
+                result = _waste(measured, model)
+            elif row is RowName.web:
+                result = _web(bench, model)
+            else:
+                result = _measure(row, bench, lengths, measured)
             if measured.json:
                 write_json(result.as_json())
             else:
-                _print(result)
+                print_row(result.row, result.metrics)
 
 
 def _open(model: ModelOptions, measured: BenchOptions, tell: Callable[[str], None]) -> "Bench":
@@ -127,6 +139,39 @@ def _waste(measured: BenchOptions, model: ModelOptions) -> "Result":
     return Result("waste", "none", 0, metrics)  # scheduler and pool alone: no model, no kernels
 
 
+def _serve(load: LoadOptions, measured: BenchOptions, model: ModelOptions, tell: Callable[[str], None]) -> "Result":
+    from foreword.bench.length_mix import read_trace
+    from foreword.bench.result import Result
+    from foreword.load.drive import poisson
+    from foreword.load.serving import load as run
+    from foreword.load.serving import model_of
+
+    lengths = None if measured.trace is None else read_trace(Path(measured.trace).expanduser())
+    with load.server(model, tell) as endpoint:
+        name = load.ask_model or model_of(endpoint)
+        sessions = islice(load.workload(name, lengths).sessions(), load.requests)
+        metrics = run(
+            endpoint,
+            sessions if load.rate is None else poisson(sessions, load.rate, load.seed),
+            load.pace(),
+            load.objectives(),
+            timeout_s=load.timeout,
+            tell=lambda done: tell(f"serve · {done:,} answers"),
+        )
+    loop = f"closed, {load.streams} streams" if load.rate is None else f"open, {load.rate:g} a second"
+    return Result("serve", name, 0, {"loop": loop, **metrics})
+
+
+def _web(bench: "Bench", model: ModelOptions) -> "Result":
+    from foreword.bench.result import Result
+    from foreword.load.own_server import own_server
+    from foreword.load.serving import web_cost
+
+    with own_server(as_arguments(model)) as url:
+        metrics = web_cost(bench, url)
+    return Result("web", bench.llm.summary.model, bench.llm.summary.threads, metrics)
+
+
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet:
@@ -141,36 +186,3 @@ def _lengths(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidRequestError("lengths", "numbers with commas between, such as 512,2048", text) from None
-
-
-def _print(result: "Result") -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{result.row}", title_justify="left", title_style="bold", show_header=False, box=None)
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    for name, value in _flat(result.metrics):
-        table.add_row(name, _human(name, value))
-    out_console().print(table)
-
-
-def _flat(metrics: "Metrics") -> Iterator[tuple[str, object]]:
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield f"{name}[{key}]", inner
-        else:
-            yield name, value
-
-
-def _human(name: str, value: object) -> str:
-    base = name.partition("[")[0].removesuffix("_min").removesuffix("_max")
-    if isinstance(value, list):
-        return " … ".join(_human(name, part) for part in value) if "min_max" in name else ", ".join(map(str, value))
-    if isinstance(value, float):
-        if base.endswith("tok_s"):
-            return human_rate(value)
-        if base.endswith("_s"):
-            return human_s(value)
-        return f"{value:.2%}" if base.endswith("ratio") else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
