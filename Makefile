@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench bench-peers clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed  ## every claim of the foundations, measured on a real model
@@ -20,6 +20,10 @@ check: $(VENV)/.installed-test  ## format, lint, types, layers
 bench: $(VENV)/.installed  ## the rows of docs/performance.md
 	$(VENV)/bin/foreword pull smollm2
 	$(VENV)/bin/foreword bench decode prefill batch waste quality --model smollm2
+
+bench-peers: $(VENV)/.installed  ## beside other engines, which it sets up in build/peers; PEERS_FLAGS="--rows W1 --peers llama.cpp"
+	$(VENV)/bin/foreword pull smollm2
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python -m benchmarks.peers --json build/peers/result.json $(PEERS_FLAGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
