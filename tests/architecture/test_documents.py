@@ -17,15 +17,19 @@ from tests.smollm2 import SMOLLM2, needs_smollm2
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TRANSLATED = ROOT / "README.zh.md"  # its examples are README.md's, to the letter (test_site.py)
 FOREWORD = Path(sys.executable).parent / "foreword"
 SERVED = "127.0.0.1:8000"
-SLOW = {"bench", "demo", "serve", "replay", "lint", "why"}  # run by their own tests; here options are checked
+OPTIONAL = {"langchain_openai"}  # of the extra `docs`, which is not part of `test`
+SLOW = {"bench", "demo", "serve", "replay", "lint", "why"}  # tested elsewhere; here their options are
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """Name and text of each fenced block of a language in all documents."""
     found = []
     for document in DOCUMENTS:
+        if document == TRANSLATED:
+            continue
         texts = re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
         found += [(f"{document.relative_to(ROOT)}#{i}", text) for i, text in enumerate(texts)]
     return found
@@ -75,6 +79,8 @@ def port() -> Iterator[str]:
 @needs_smollm2
 @pytest.mark.parametrize(("name", "text"), blocks("python"), ids=[name for name, _ in blocks("python")])
 def test_python_in_the_documents_runs(name: str, text: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    for module in OPTIONAL & set(re.findall(r"^from (\w+)", text, re.MULTILINE)):
+        pytest.importorskip(module)
     if SERVED in text:
         text = text.replace(SERVED, f"127.0.0.1:{request.getfixturevalue('port')}")
 
@@ -97,6 +103,19 @@ def test_commands_in_the_documents_run(name: str, line: str, folder: Path) -> No
     )
 
     assert done.returncode == 0, f"{name}: {line}\n{done.stderr}"
+
+
+@needs_smollm2
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize(("name", "text"), [block for block in blocks("sh") if block[1].startswith("curl ")])
+def test_requests_by_curl_in_the_documents_are_answered(name: str, text: str, port: str) -> None:
+    script = 'set -e\ncurl() { command curl --silent --show-error --fail-with-body "$@"; }\n'
+
+    done = subprocess.run(
+        ["bash", "-c", script + text.replace(SERVED, f"127.0.0.1:{port}")], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, f"{name}\n{done.stdout}{done.stderr}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
