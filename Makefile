@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: demo test check bench bench-peers clean
+.PHONY: demo test check bench docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed  ## every claim of the foundations, measured on a real model
@@ -21,9 +21,10 @@ bench: $(VENV)/.installed  ## the rows of docs/performance.md
 	$(VENV)/bin/foreword pull smollm2
 	$(VENV)/bin/foreword bench decode prefill batch waste quality --model smollm2
 
-bench-peers: $(VENV)/.installed  ## beside other engines, which it sets up in build/peers; PEERS_FLAGS="--rows W1 --peers llama.cpp"
-	$(VENV)/bin/foreword pull smollm2
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python -m benchmarks.peers --json build/peers/result.json $(PEERS_FLAGS)
+docs: $(VENV)/.installed-docs  ## the documents as a site, every link checked: site/index.html
+	$(VENV)/bin/python scripts/make_reference.py --check
+	$(VENV)/bin/python scripts/make_pictures.py --check
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -37,5 +38,9 @@ $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
 	touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
+	touch $@ $(VENV)/.installed $(VENV)/.installed-test
+
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

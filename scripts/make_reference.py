@@ -33,8 +33,9 @@ MARK = "<!-- Made by scripts/make_reference.py from the code. Do not edit. -->\n
 SHARED = {"options of the model": ModelOptions, "options of sampling": SamplingOptions}
 
 _ABOUT = """\
-`foreword COMMAND --help` shows the same. Exit codes: 0 done, 1 `doctor` found something to fix, 2 refused with one line
-on stderr, 130 stopped by Ctrl-C, 141 whoever read the output has gone.
+`foreword COMMAND --help` shows the same. Exit codes: 0 done, 1 `doctor` found something to fix, a claim of
+`demo` does not hold or `lint --min-hit-rate` is not reached, 2 refused with one line on stderr, 130 stopped by Ctrl-C,
+141 whoever read the output has gone.
 """
 
 MEANINGS: dict[type, dict[str, str]] = {
