@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench bench-peers docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed  ## every claim of the foundations, measured on a real model
@@ -25,6 +25,10 @@ docs: $(VENV)/.installed-docs  ## the documents as a site, every link checked: s
 	$(VENV)/bin/python scripts/make_reference.py --check
 	$(VENV)/bin/python scripts/make_pictures.py --check
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
+bench-peers: $(VENV)/.installed  ## beside other engines, which it sets up in build/peers; PEERS_FLAGS="--rows W1 --peers llama.cpp"
+	$(VENV)/bin/foreword pull smollm2
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python -m benchmarks.peers --json build/peers/result.json $(PEERS_FLAGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
