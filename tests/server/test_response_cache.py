@@ -9,7 +9,6 @@ from foreword.core.sequence import Usage
 from foreword.llm.outputs import CompletionOutput, RequestOutput, TokenLogprob
 from foreword.server.generation import Piece
 from foreword.server.response_cache import (
-    ENTRY_OVERHEAD,
     Directives,
     ResponseCache,
     decode_answer,
@@ -17,6 +16,7 @@ from foreword.server.response_cache import (
     is_deterministic,
     parse_directives,
 )
+from foreword.server.tenant_store import ENTRY_OVERHEAD
 
 
 class Clock:
@@ -104,11 +104,12 @@ def test_what_is_found_is_what_was_stored_last_and_the_count_of_bytes_is_right(
             stored.clear()
         else:
             clock.now += size / 100
-        entries = [entry for own in cache._entries.values() for entry in own.values()]
+        records = cache._records
+        entries = [entry for own in records._entries.values() for entry in own.values()]
         assert cache.num_bytes == sum(entry.num_bytes for entry in entries) <= 4000
         assert cache.num_entries == len(entries)
-        assert cache.num_bytes == sum(cache._tenant_bytes.values())
-        assert set(cache._tenant_bytes) == set(cache._entries)
+        assert cache.num_bytes == sum(records._tenant_bytes.values())
+        assert set(records._tenant_bytes) == set(records._entries)
 
 
 LOGPROB = st.builds(TokenLogprob, st.floats(-50, 0), st.integers(1, 100), st.text(max_size=4))

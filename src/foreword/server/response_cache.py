@@ -11,7 +11,6 @@ An answer is stored as bytes, so that what it takes is known exactly and nobody 
 
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,9 +23,7 @@ from foreword.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutp
 from foreword.server.errors import ApiError
 from foreword.server.flight import Flight
 from foreword.server.generation import Piece
-
-ENTRY_OVERHEAD = 512
-"""Bytes an entry takes beside its record: key, places in two maps, the object itself."""
+from foreword.server.tenant_store import TenantStore
 
 
 class Question(Protocol):
@@ -152,40 +149,26 @@ def _reused(prompt: _StoredPrompt, completion_tokens: int) -> Usage:
     return Usage(prompt_tokens=total, cached_tokens=total, completion_tokens=completion_tokens)
 
 
-@dataclass(slots=True)
-class _Entry:
-    record: bytes
-    stored_at: float
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.record) + ENTRY_OVERHEAD
-
-
 class ResponseCache:
-    """Answers by key, within a budget of bytes and a lifetime; and the answers under way.
-
-    When room is needed, the tenant that takes most gives up what it has not used for longest: nobody can push out
-    others' answers by asking much.
-    """
+    """Answers by key, within a budget of bytes and a lifetime; and the answers under way."""
 
     def __init__(
         self, max_bytes: int, ttl_s: float, identity: bytes, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.max_bytes = max_bytes
-        self.ttl_s = ttl_s
-        self.num_bytes = 0
         self.epoch = 0  # raised by `reset`: answers begun before are not stored after
         self.flights: dict[bytes, Flight] = {}
         self._identity = identity
-        self._clock = clock
-        self._entries: dict[bytes, OrderedDict[bytes, _Entry]] = {}
-        self._tenant_bytes: dict[bytes, int] = {}
+        self._records = TenantStore(max_bytes, ttl_s, clock=clock)
 
     @property
     def num_entries(self) -> int:
         """Answers stored."""
-        return sum(map(len, self._entries.values()))
+        return self._records.num_entries
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes they take."""
+        return self._records.num_bytes
 
     def key(self, question: Question, namespace: bytes, prompts: Sequence[Sequence[int]]) -> bytes:
         """What an answer is found by. Cost: O(prompts and body); not for the event loop.
@@ -201,50 +184,16 @@ class ResponseCache:
 
     def find(self, tenant: bytes, key: bytes, max_age_s: float | None = None) -> bytes | None:
         """The stored answer, if there is one and it is not too old."""
-        own = self._entries.get(tenant)
-        entry = None if own is None else own.get(key)
-        if own is None or entry is None:
-            return None
-        age = self._clock() - entry.stored_at
-        if age >= self.ttl_s:
-            self._drop(tenant, key)
-            return None
-        if max_age_s is not None and age > max_age_s:
-            return None
-        own.move_to_end(key)
-        return entry.record
+        return self._records.find(tenant, key, max_age_s)
 
     def store(self, tenant: bytes, key: bytes, record: bytes) -> bool:
         """Keep an answer, in place of an older one; False when it alone takes more than the budget."""
-        entry = _Entry(record, self._clock())
-        if entry.num_bytes > self.max_bytes:
-            return False
-        self._drop(tenant, key)
-        self._entries.setdefault(tenant, OrderedDict())[key] = entry
-        self._count(tenant, entry.num_bytes)
-        while self.num_bytes > self.max_bytes:
-            greediest = max(self._tenant_bytes, key=self._tenant_bytes.__getitem__)
-            self._drop(greediest, next(iter(self._entries[greediest])))
-        return True
+        return self._records.store(tenant, key, record)
 
     def reset(self) -> None:
         """Forget every answer; those under way go to who waits for them, and are not stored."""
         self.epoch += 1
-        self._entries.clear()
-        self._tenant_bytes.clear()
-        self.num_bytes = 0
-
-    def _drop(self, tenant: bytes, key: bytes) -> None:
-        own = self._entries.get(tenant)
-        entry = None if own is None else own.pop(key, None)
-        if own is not None and entry is not None:
-            self._count(tenant, -entry.num_bytes)
-            if not own:
-                del self._entries[tenant], self._tenant_bytes[tenant]
-
-    def _count(self, tenant: bytes, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + num_bytes
+        self._records.clear()
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:
