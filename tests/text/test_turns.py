@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreword.text.detokenizer import IncrementalDetokenizer
 from foreword.text.turns import TurnMemory
 from tests.text.tiny import byte_level_tokenizer
 
@@ -46,6 +47,19 @@ def test_the_next_turn_uses_the_generated_tokens_and_spells_the_same(
 
     assert spliced == [*prompt, *generated, END, *turn(encoded(following)), START]
     assert TOKENIZER.decode(spliced, skip_special_tokens=False) == TOKENIZER.decode(rendered, skip_special_tokens=False)
+
+
+@given(st.binary(min_size=1, max_size=8))
+def test_an_answer_that_is_no_text_comes_back_as_it_was_seen(raw: bytes) -> None:
+    memory = TurnMemory(TOKENIZER)
+    single = {TOKENIZER.token_bytes(i): i for i in PLAIN if len(TOKENIZER.token_bytes(i)) == 1}
+    prompt, generated = [*turn(encoded("hi")), START], [single[bytes([byte])] for byte in raw]
+    detokenizer = IncrementalDetokenizer(TOKENIZER, prompt)
+    seen = "".join([*map(detokenizer.add, generated), detokenizer.finish()])
+
+    memory.remember(prompt, generated)
+
+    assert memory.splice([*prompt, *encoded(seen), END]) == [*prompt, *generated, END]
 
 
 @given(texts, texts)

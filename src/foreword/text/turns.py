@@ -2,14 +2,15 @@
 
 A client sends an answer back as text, and text tokenises in one way only: the way a model was *not* bound to when it
 generated (digits, runs of spaces, emoji, code). Where the conversation up to an answer's end is, special tokens and
-bytes, exactly what we generated, the tokens we generated stand for it too, and their K and V are in the cache.
+text, exactly what we generated, the tokens we generated stand for it too, and their K and V are in the cache.
 
     rendered    <|im_start|> user hi <|im_end|> … <|im_start|> assistant 3.14159 <|im_end|> <|im_start|> user …
     remembered  <|im_start|> user hi <|im_end|> … <|im_start|> assistant 3.14159|
-                └──────── same special tokens, same bytes between them: use these ids ───┘ then go on as rendered
+                └──────── same special tokens, same text between them: use these ids ───┘ then go on as rendered
 
-Equality is of special token ids and of bytes between them, framed by length: user text that spells a special token is
-bytes, never that token.
+Equality is of special token ids and of text between them, framed by length: user text that spells a special token is
+text, never that token. Bytes that are no text are U+FFFD, as whoever got the answer saw them: an answer that was cut off
+inside a character comes back with one.
 """
 
 import hashlib
@@ -84,6 +85,7 @@ class TurnMemory:
         return ends
 
     def _close_run(self, digest: "_Hash", run: Sequence[int]) -> bytes:
-        text = b"".join([self._tokenizer.token_bytes(token) for token in run])
+        raw = b"".join([self._tokenizer.token_bytes(token) for token in run])
+        text = raw.decode("utf-8", "replace").encode()
         digest.update(b"T" + len(text).to_bytes(8, "little") + text)
         return digest.digest()
