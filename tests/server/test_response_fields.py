@@ -11,10 +11,10 @@ import pytest
 
 from foreword.server.response_cache import Directives, ResponseCache
 from foreword.server.response_fields import NOT_SEMANTIC, SEMANTIC, BodyQuestion, body_digest
-from tests.server.wire import chat_body, completion_body, message_body
+from tests.server.wire import chat_body, completion_body, message_body, response_body
 
 BODIES: dict[type[msgspec.Struct], Any] = {}
-for _struct, _body in zip(SEMANTIC, (chat_body(), completion_body(), message_body()), strict=True):
+for _struct, _body in zip(SEMANTIC, (chat_body(), completion_body(), response_body(), message_body()), strict=True):
     BODIES[_struct] = msgspec.convert(_body, _struct)
 
 FIELDS = [(struct, name) for struct in SEMANTIC for name in struct.__struct_fields__]
@@ -72,11 +72,13 @@ def test_a_changed_field_below_a_semantic_one_has_another_key(kind: type[msgspec
     for name in kind.__struct_fields__:
         plain: dict[str, Any] = dict.fromkeys(kind.__struct_fields__)
         parts = [kind(**(plain | {name: value})) for value in ("a", "b", 1, ["a"])]
-        digests = {body_digest(msgspec.structs.replace(body, messages=[part])) for part in parts for body in MESSAGES}
+        digests = {
+            body_digest(msgspec.structs.replace(body, **{said: [part]})) for part in parts for body, said in MESSAGES
+        }
         assert len(digests) == len(parts) * len(MESSAGES)
 
 
-MESSAGES = [body for body in BODIES.values() if hasattr(body, "messages")]
+MESSAGES = [(body, said) for body in BODIES.values() for said in ("messages", "input") if hasattr(body, said)]
 
 
 def test_bodies_of_two_kinds_never_share_a_key() -> None:

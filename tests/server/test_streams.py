@@ -11,13 +11,21 @@ import pytest
 
 from foreword.server.limits import Limits
 from tests.server.conftest import LiveServer, StartServer
-from tests.server.wire import chat_body, completion_body, message_body, send
+from tests.server.wire import chat_body, completion_body, message_body, response_body, send
 
 CALLS = {
     "/v1/chat/completions": chat_body,
     "/v1/completions": completion_body,
     "/v1/messages": message_body,
+    "/v1/responses": response_body,
 }
+LIMITS = {"/v1/responses": "max_output_tokens"}  # what others call max_tokens
+
+ENDS = (b"[DONE]", b"event: message_stop", b"event: response.completed", b"event: response.incomplete")
+
+
+def limit(path: str, num_tokens: int) -> dict[str, Any]:
+    return {LIMITS.get(path, "max_tokens"): num_tokens}
 
 
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
@@ -40,7 +48,7 @@ def wait_until_free(live: LiveServer, seconds: float) -> None:
 @pytest.mark.parametrize("by_reset", [True, False])
 def test_blocks_come_back_when_a_client_leaves(server: LiveServer, path: str, stream: bool, by_reset: bool) -> None:
     fields = {} if path == "/v1/messages" else {"ignore_eos": True}
-    body = CALLS[path]("tell me a long story", stream=stream, max_tokens=450, **fields)
+    body = CALLS[path]("tell me a long story", stream=stream, **limit(path, 450), **fields)
     before = send(server.port, "GET", "/metrics").body
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(request_bytes(path, body))
@@ -75,12 +83,17 @@ def test_a_failed_step_is_an_event_of_the_dialect_and_the_server_goes_on(start_s
 
     runner.execute = failing  # type: ignore[method-assign, assignment]
 
-    answer = send(live.port, "POST", path, CALLS[path](stream=True, max_tokens=30, seed=1, temperature=0))
+    answer = send(live.port, "POST", path, CALLS[path](stream=True, **limit(path, 30), seed=1, temperature=0))
 
     assert answer.status == 200
     name, data = answer.events[-1]
-    error = json.loads(data)["error"]
-    if path == "/v1/messages":
+    told = json.loads(data)
+    error = (told["response"] if path == "/v1/responses" else told)["error"]
+    if path == "/v1/responses":
+        assert name == told["type"] == "response.failed"
+        assert told["response"]["status"] == "failed"
+        assert error["code"] == "server_error"
+    elif path == "/v1/messages":
         assert name == "error"
         assert error["type"] == "api_error"
     else:
@@ -119,11 +132,14 @@ def test_a_long_prefill_is_kept_alive_by_pings(start_server: StartServer) -> Non
 
     chat = send(live.port, "POST", "/v1/chat/completions", chat_body(stream=True))
     message = send(live.port, "POST", "/v1/messages", message_body(stream=True))
+    response = send(live.port, "POST", "/v1/responses", response_body(stream=True))
 
     assert b": ping\n\n" in chat.body
     assert chat.events[-1][1] == "[DONE]"
     assert ("ping", '{"type":"ping"}') in message.events
     assert message.events[-1][0] == "message_stop"
+    assert b": ping\n\n" in response.body
+    assert [response.events[0][0], response.events[-1][0]] == ["response.created", "response.incomplete"]
 
 
 def test_draining_lets_running_answers_finish_and_refuses_others(start_server: StartServer) -> None:
@@ -154,7 +170,7 @@ def test_many_streams_at_once_with_some_leaving(start_server: StartServer) -> No
     async def client(number: int) -> str:
         path = rng.choice(list(CALLS))
         prefix = "a shared beginning of all " * (number % 2)
-        body = CALLS[path](f"{prefix}{number}", stream=True, max_tokens=rng.randint(1, 20))
+        body = CALLS[path](f"{prefix}{number}", stream=True, **limit(path, rng.randint(1, 20)))
         reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
         try:
             writer.write(request_bytes(path, body))
@@ -163,7 +179,7 @@ def test_many_streams_at_once_with_some_leaving(start_server: StartServer) -> No
                 return "left"
             answer = await reader.read()
             status = answer.split()[1].decode()
-            ended = b"[DONE]" in answer or b"event: message_stop" in answer
+            ended = any(mark in answer for mark in ENDS)
             return status if ended or status != "200" else "cut"
         finally:
             writer.close()

@@ -70,6 +70,11 @@ def message_body(text: str = "hi", **fields: Any) -> dict[str, Any]:
     return body | fields
 
 
+def response_body(text: Any = "hi", **fields: Any) -> dict[str, Any]:
+    """A request for a response."""
+    return {"model": MODEL, "input": text, "max_output_tokens": 4, "temperature": 0} | fields
+
+
 def post_all(port: int, path: str, bodies: Iterable[bytes]) -> Iterator[Answer]:
     """Many bodies one after the other on as few connections as the server allows."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)

@@ -89,6 +89,16 @@ class ServerOptions:
     response_cache_ttl: Annotated[
         float, typer.Option(min=0, help="Seconds an answer is kept.", rich_help_panel=_SERVER)
     ] = 3600.0
+    response_store: Annotated[
+        str,
+        typer.Option(
+            help="Keep up to so many bytes of /v1/responses, to be continued and retrieved. 0: none.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "64MiB"
+    response_store_ttl: Annotated[
+        float, typer.Option(min=0, help="Seconds a response is kept.", rich_help_panel=_SERVER)
+    ] = 86_400.0
     emulate: Annotated[
         Provider | None,
         typer.Option(help="Count cached tokens as this provider does, for tests.", rich_help_panel=_SERVER),
@@ -119,7 +129,7 @@ class ServerOptions:
         """The server's bounds.
 
         Raises:
-            InvalidRequestError: `--response-cache` is not a size.
+            InvalidRequestError: `--response-cache` or `--response-store` is not a size.
         """
         from foreword.server.limits import Limits
 
@@ -131,6 +141,10 @@ class ServerOptions:
             exits_when_stuck=self.exit_when_stuck,
             response_cache_bytes=0 if size is None else parse_bytes("response_cache", size),
             response_cache_ttl_s=self.response_cache_ttl,
+            response_store_bytes=0
+            if self.response_store == "0"
+            else parse_bytes("response_store", self.response_store),
+            response_store_ttl_s=self.response_store_ttl,
         )
 
 
@@ -243,10 +257,19 @@ def start_lines(
         *summary_lines(loaded.summary, options),
         f"up to {options.max_num_seqs} sequences at once · queue of {limits.max_queued_requests} requests, "
         f"{limits.max_queued_tokens:,} tokens · bodies up to {human_bytes(limits.max_body_bytes)}",
+        _response_store_line(limits),
         *_response_cache_lines(limits),
         *_event_lines(loaded),
         f"serving {', '.join(names)} at {url} · {access}",
     ]
+
+
+def _response_store_line(limits: "Limits") -> str:
+    if not limits.response_store_bytes:
+        return "no response is stored"
+    return (
+        f"stores up to {human_bytes(limits.response_store_bytes)} of responses, for {limits.response_store_ttl_s:g} s"
+    )
 
 
 def _response_cache_lines(limits: "Limits") -> list[str]:

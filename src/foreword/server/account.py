@@ -71,6 +71,17 @@ class Account:
             **self._mark(),
         }
 
+    def responses(self) -> dict[str, object]:
+        """Inclusive, in the names of `/v1/responses`."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.read, "cache_write_tokens": self.written},
+            "output_tokens": self.completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt + self.completion,
+            **self._mark(),
+        }
+
     def prompt_only(self) -> dict[str, object]:
         """OpenAI's names where nothing is generated."""
         return {

@@ -18,6 +18,7 @@ from foreword.server.gate import Gate
 from foreword.server.openai.chat import chat_routes
 from foreword.server.openai.completions import completion_routes
 from foreword.server.openai.embeddings import embedding_routes
+from foreword.server.openai.responses import response_routes
 from foreword.server.rerank_routes import rerank_routes
 from foreword.server.service import Service
 from foreword.server.status_routes import status_routes
@@ -31,6 +32,7 @@ def all_routes(service: Service) -> list[Route]:
         *chat_routes(service),
         *completion_routes(service),
         *embedding_routes(service),
+        *response_routes(service),
         *message_routes(service),
         *rerank_routes(service),
         *text_routes(service),

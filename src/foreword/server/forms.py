@@ -51,6 +51,18 @@ class PlainSchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", for
     schema: dict[str, Any]
 
 
+class FlatSchemaFormat(msgspec.Struct, tag="json_schema", tag_field="type", forbid_unknown_fields=True):
+    """The same, as `/v1/responses` has it."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+ResponseTextFormat = TextFormat | ObjectFormat | FlatSchemaFormat
+
+
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     """Anthropic's `output_config`; an effort is refused, since no model here knows one."""
 
@@ -81,6 +93,19 @@ def structured_output(
     if isinstance(response_format, SchemaFormat) and response_format.json_schema.schema is not None:
         return _named("response_format", json_schema=response_format.json_schema.schema)
     return StructuredOutput(json_object=True) if is_formatted else None
+
+
+def response_text_format(text_format: ResponseTextFormat | None) -> StructuredOutput | None:
+    """What `text.format` of `/v1/responses` asks for; None for any text.
+
+    Raises:
+        InvalidRequestError: 400, it is malformed.
+    """
+    if text_format is None or isinstance(text_format, TextFormat):
+        return None
+    if isinstance(text_format, FlatSchemaFormat):
+        return _named("text.format", json_schema=text_format.schema)
+    return StructuredOutput(json_object=True)
 
 
 def output_format(config: OutputConfig | None) -> StructuredOutput | None:

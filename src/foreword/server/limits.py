@@ -11,6 +11,9 @@ MAX_INPUTS = 2048
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_MESSAGES = 10_000
+MAX_ITEMS = MAX_MESSAGES
+"""Items of a conversation of `/v1/responses`, those of earlier responses with them."""
+MAX_METADATA = 16
 MAX_CACHE_KEY = 1024
 """Characters of a `prompt_cache_key`."""
 MAX_KWARGS_BYTES = 64 << 10
@@ -41,3 +44,5 @@ class Limits:
     retry_after_s: int = 1
     response_cache_bytes: int = 0  # 0: no response cache
     response_cache_ttl_s: float = 3600.0
+    response_store_bytes: int = 64 << 20  # of `/v1/responses`; 0: none are stored
+    response_store_ttl_s: float = 86_400.0

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from foreword.server.anthropic.schema import MessagesRequest
+from foreword.server.openai.responses_schema import ResponsesRequest
 from foreword.server.openai.schema import ChatRequest, CompletionRequest
 from foreword.server.response_cache import Directives, parse_directives
 
@@ -36,6 +37,16 @@ SEMANTIC: Mapping[type[msgspec.Struct], frozenset[str]] = {
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     },
     CompletionRequest: _SAMPLING | {"prompt", "max_tokens", "best_of", "echo", "logprobs", "suffix", "use_beam_search"},
+    ResponsesRequest: frozenset(
+        {
+            *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "top_logprobs", "include"),
+            *("text", "tools", "tool_choice", "parallel_tool_calls", "truncation", "seed", "stop", "top_k", "min_p"),
+            *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "chat_template_kwargs"),
+            *("cache_salt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+            *("background", "background_options", "context_management", "conversation", "prompt", "reasoning"),
+            *("moderation",),
+        }
+    ),
     MessagesRequest: frozenset(
         {
             *("model", "messages", "system", "cache_control", "cache_salt", "output_config", "speed", "thinking"),
@@ -56,6 +67,19 @@ NOT_SEMANTIC: Mapping[type[msgspec.Struct], Mapping[str, str]] = {
         "store": _TOLD,
     },
     CompletionRequest: _HOW_SENT,
+    ResponsesRequest: {
+        "stream": _SENT,
+        "stream_options": _SENT,
+        "store": "says what is kept of the answer, not what it is",
+        "previous_response_id": "decides by the prompt alone, whose token ids are in the key",
+        "metadata": "comes back from the request itself, not from what is stored",
+        "access_programs": _TOLD,
+        "image": "is about images, of which there are none",
+        "max_tool_calls": "is about tools that a server runs, of which there are none",
+        "safety_identifier": _TOLD,
+        "service_tier": _TOLD,
+        "user": _TOLD,
+    },
     MessagesRequest: {
         "stream": _SENT,
         "inference_geo": _TOLD,

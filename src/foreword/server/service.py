@@ -35,6 +35,7 @@ from foreword.server.metrics import Metrics
 from foreword.server.quotas import Permit, Quotas
 from foreword.server.response_cache import Question
 from foreword.server.reuse import Asked, ResponseReuse, Started, open_response_cache
+from foreword.server.tenant_store import open_response_store
 from foreword.server.tenants import KeyRing, Tenant
 from foreword.server.watchdog import Watchdog
 from foreword.text.chat_template import ChatTemplate
@@ -104,6 +105,7 @@ class Service:
         identity = f"{foreword.__version__} {self.fingerprint} {self.tokenizer.digest.hex()}".encode()
         self.responses = open_response_cache(self.limits, identity, self.metrics)
         self._reuse = ResponseReuse(self.responses, self.off_loop)
+        self.stored_responses = open_response_store(self.limits, self.metrics)
         self._constraining = Constraining(loaded.tokenizer)
 
     @property

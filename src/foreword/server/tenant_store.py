@@ -5,6 +5,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foreword.server.limits import Limits
+from foreword.server.metrics import Metrics
+
 ENTRY_OVERHEAD = 512
 """Bytes an entry takes beside its record: key, places in two maps, the object itself."""
 MAX_ENTRIES = 65_536
@@ -96,3 +99,11 @@ class TenantStore:
         self.num_bytes += num_bytes
         self.num_entries += num_entries
         self._tenant_bytes[tenant] = self._tenant_bytes.get(tenant, 0) + num_bytes
+
+
+def open_response_store(limits: Limits, metrics: Metrics) -> TenantStore:
+    """The store of `/v1/responses`, watched by the metrics; one of no bytes keeps nothing."""
+    store = TenantStore(limits.response_store_bytes, limits.response_store_ttl_s)
+    metrics.watch_gauge("foreword:stored_responses", "Responses that can be continued", lambda: store.num_entries)
+    metrics.watch_gauge("foreword:stored_responses_bytes", "Bytes they take", lambda: store.num_bytes)
+    return store

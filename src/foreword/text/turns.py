@@ -9,8 +9,8 @@ text, exactly what we generated, the tokens we generated stand for it too, and t
                 └──────── same special tokens, same text between them: use these ids ───┘ then go on as rendered
 
 Equality is of special token ids and of text between them, framed by length: user text that spells a special token is
-text, never that token. Bytes that are no text are U+FFFD, as whoever got the answer saw them: an answer that was cut off
-inside a character comes back with one.
+text, never that token. Bytes that are no text are U+FFFD, as whoever got the answer saw them: an answer that was cut
+off inside a character comes back with one.
 """
 
 import hashlib

@@ -1,0 +1,115 @@
+"""`/v1/responses`: answer, look again, delete, list what was answered."""
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from foreword.server.cache_policy.diagnostics import RequestMemory
+from foreword.server.context import asker_of, tenant_of
+from foreword.server.errors import ApiError
+from foreword.server.openai.responses_answer import ResponseAnswer, ResponseWriter
+from foreword.server.openai.responses_diagnosis import diagnose
+from foreword.server.openai.responses_prompt import make_prompt
+from foreword.server.openai.responses_schema import ResponsesRequest
+from foreword.server.openai.responses_store import ResponseStore, StoredResponse, items_of
+from foreword.server.openai.schema import unsupported
+from foreword.server.response_fields import question_of
+from foreword.server.service import Prompt, Service
+from foreword.server.sse import EventStream, collect
+from foreword.server.status_routes import json_response
+
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+
+
+def response_routes(service: Service) -> list[Route]:
+    """The routes, bound to a service."""
+    store = ResponseStore(service.stored_responses)
+    decoder, memory = msgspec.json.Decoder(ResponsesRequest), RequestMemory()
+
+    async def create(request: Request) -> Response:
+        body = await service.bodies.read(request, decoder)
+        service.check_model(body.model)
+        body.check()
+        asker, use = asker_of(request, body.cache_salt), body.tool_use()
+        chain = store.chain(asker.tenant.domain, body.previous_response_id)
+        calls = use.reading(service.chat_template)
+        params = use.constrained(body.sampling_params(), service.chat_template)
+        answer = ResponseAnswer(service, body, params, calls)
+
+        def encode() -> Sequence[Prompt]:
+            prompt = make_prompt(service, body, asker, chain, answer)
+            answer.diagnostics = diagnose(service, memory, body, asker, prompt, answer.id)
+            return [prompt]
+
+        warms = body.prewarms
+        generation = await service.generate(
+            encode,
+            params,
+            asker,
+            prefill_only=warms,
+            remember=not warms,
+            question=None if warms else question_of(request, body),
+            calls=calls,
+        )
+        if body.stream:
+            writer = ResponseWriter(answer, generation, store, asker.tenant.domain)
+            return EventStream(generation, writer, service.limits.ping_interval_s)
+        await collect(generation, request)
+        whole = answer.whole(generation)
+        answer.keep(store, asker.tenant.domain, whole)
+        return json_response(whole, headers=generation.account.headers())
+
+    async def one(request: Request) -> Response:
+        domain, response_id = tenant_of(request).domain, request.path_params["response_id"]
+        if request.method == "DELETE":
+            store.delete(domain, response_id)
+            return json_response({"id": response_id, "object": "response", "deleted": True})
+        stored = store.find(domain, response_id)
+        if request.query_params.get("stream", "false").lower() != "false":
+            raise unsupported("stream")
+        return json_response(msgspec.Raw(stored.response))
+
+    async def input_items(request: Request) -> Response:
+        domain, response_id = tenant_of(request).domain, request.path_params["response_id"]
+        store.find(domain, response_id)
+        chain = store.chain(domain, response_id)
+        return json_response(await service.off_loop(lambda: _page(chain, dict(request.query_params))))
+
+    return [
+        Route("/v1/responses", create, methods=["POST"]),
+        Route("/v1/responses/{response_id}", one, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}/input_items", input_items, methods=["GET"]),
+    ]
+
+
+def _page(chain: Sequence[StoredResponse], query: dict[str, str]) -> dict[str, object]:
+    """A page of the items that a response was made of: all before its answer, the newest first unless asked."""
+    items = [item for stored in chain[:-1] for item in items_of(stored)]
+    items += items_of(chain[-1], with_output=False)
+    order, limit = query.get("order", "desc"), query.get("limit", str(DEFAULT_PAGE))
+    if order not in ("asc", "desc"):
+        raise ApiError(400, "order: expected asc or desc", "order")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
+        raise ApiError(400, f"limit: expected 1 to {MAX_PAGE}", "limit")
+    found = items if order == "asc" else items[::-1]
+    ids = [msgspec.json.decode(item, type=_Id).id for item in found]
+    start = 0
+    if "after" in query:
+        if query["after"] not in ids:
+            raise ApiError(400, "after: expected the id of an item of this response", "after")
+        start = ids.index(query["after"]) + 1
+    end = start + int(limit)
+    return {
+        "object": "list",
+        "data": found[start:end],
+        "first_id": ids[start] if found[start:end] else "",
+        "last_id": ids[min(end, len(ids)) - 1] if found[start:end] else "",
+        "has_more": end < len(found),
+    }
+
+
+class _Id(msgspec.Struct):
+    id: str
