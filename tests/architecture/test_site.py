@@ -83,4 +83,6 @@ def test_the_site_builds_and_every_link_and_anchor_in_it_leads_somewhere(tmp_pat
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "readme.zh.html").exists()
-    assert "](../" not in (tmp_path / "index.html").read_text()
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]* src=\"([^\"]+)|<link[^>]* href=\"([^\"]+)", page.read_text())
+        assert not [source for pair in loaded for source in pair if re.match("https?:|//", source)], page
