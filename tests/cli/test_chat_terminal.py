@@ -4,6 +4,7 @@ import os
 import pty
 import select
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,16 @@ class Terminal:
         end = self._ahead.index(text.encode()) + len(text.encode())
         shown, self._ahead = self._ahead[:end], self._ahead[end:]
         return shown.decode(errors="replace")
+
+    def type_until(self, keys: str, text: str) -> None:
+        """Press keys, again and again, until it shows `text`."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while text.encode() not in self._ahead:
+            assert time.monotonic() < deadline, f"{text!r} did not come after {self._ahead!r}"
+            self.type(keys)
+            while select.select([self._fd], [], [], 2.0)[0] and text.encode() not in self._ahead:
+                self._ahead += os.read(self._fd, 65536)
+        self.read_until(text)
 
     def wait_for_more(self) -> None:
         """Wait until it shows anything that was not asked for yet."""
@@ -77,8 +88,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(chat: Terminal) -> None:
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave(chat: Terminal) -> None:
-    chat.type("\x03\n")  # Python notices a signal that comes right before it waits for a key only with the next line
-    chat.read_until("Ctrl-D or /quit to leave")
+    # Python notices a signal that comes right before it waits for a key only with a later line, so there are more.
+    chat.type_until("\x03\n", "Ctrl-D or /quit to leave")
     chat.read_until("> ")
     chat.type("/quit\n")
 

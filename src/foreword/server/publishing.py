@@ -52,7 +52,7 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if path.suffix not in SUFFIXES:
-        raise InvalidRequestError("publish", "a folder, or a file that ends in .txt or .json", str(path))
+        raise InvalidRequestError("publish", "a folder, or a file that ends in .txt or .json", path.name)
     return [path]
 
 
