@@ -119,6 +119,45 @@ class LoadOptions:
             yield Endpoint.of(url)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentTo:
+    """A server that a trace is sent to."""
+
+    url: UrlOption = None
+    key: KeyOption = None
+    ask_model: Annotated[
+        str | None, typer.Option(help="Name to ask for. Default: the first the server lists.", rich_help_panel=_LOAD)
+    ] = None
+    speed: Annotated[
+        str, typer.Option(help="With --url: times as fast as recorded, or max.", rich_help_panel=_LOAD)
+    ] = "1.0"
+    answer_tokens: Annotated[
+        int, typer.Option(help="Tokens of an answer, where the trace does not say.", rich_help_panel=_LOAD)
+    ] = 32
+    slo_ttft: Annotated[
+        float | None, typer.Option(help="Goodput: seconds to the first token at most.", rich_help_panel=_LOAD)
+    ] = None
+    slo_tpot: Annotated[
+        float | None, typer.Option(help="Goodput: seconds a further token at most.", rich_help_panel=_LOAD)
+    ] = None
+    timeout: Annotated[
+        float, typer.Option(min=_SHORTEST_S, help="Seconds a whole answer may take.", rich_help_panel=_LOAD)
+    ] = 120.0
+
+    def factor(self) -> float | None:
+        """The speed; None for as fast as can be.
+
+        Raises:
+            InvalidRequestError: neither a number nor max.
+        """
+        if self.speed == "max":
+            return None
+        try:
+            return float(self.speed)
+        except ValueError:
+            raise InvalidRequestError("speed", "a number or max", self.speed) from None
+
+
 def as_arguments(model: ModelOptions) -> list[str]:
     """The command line that gives these options again."""
     argv = ["--model", model.model]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foreword.cli.console import human_bytes, out_console, write_json
+from foreword.cli.load_options import SentTo
 from foreword.cli.options import JsonFlag, QuietFlag, grouped
 from foreword.cli.progress import progress
+from foreword.cli.rows import print_row
 from foreword.cli.session import find_model
 from foreword.core.errors import InvalidRequestError
 
@@ -84,9 +86,10 @@ def replay(
     *,
     compared: Compared,
     read: Read,
+    sent: SentTo,
     shown: Shown,
 ) -> None:
-    """Run a recorded trace through the prefix cache, without a model.
+    """Run a recorded trace through the prefix cache, without a model; with --url, send it to a server.
 
     Takes Mooncake, kv-cache-tester (compact), conversations with messages, and plain lines of token_ids or block_ids.
     Hits are shown beside a cache without bounds and the clairvoyant optimum.
@@ -95,6 +98,9 @@ def replay(
     from foreword.replay.replay import replay as run
     from foreword.replay.trace import Trace
 
+    if sent.url is not None:
+        _send(trace.expanduser(), compared, read, sent, shown)
+        return
     if shown.kv_bytes is not None and shown.kv_bytes < 1:
         raise InvalidRequestError("kv_bytes", "at least 1", shown.kv_bytes)
     if shown.plot is not None:
@@ -109,6 +115,39 @@ def replay(
         write_json(result.as_json())
     else:
         _print(result, shown.kv_bytes)
+
+
+def _send(path: Path, compared: Compared, read: Read, sent: SentTo, shown: Shown) -> None:
+    from foreword.load.report import Objectives
+    from foreword.load.serving import load, model_of
+    from foreword.load.traces import TraceLoad, TraceSessions
+    from foreword.load.wire import Endpoint
+
+    assert sent.url is not None
+    endpoint = Endpoint.of(sent.url, sent.key)
+    wanted = TraceLoad(
+        model=sent.ask_model or model_of(endpoint),
+        speed=sent.factor(),
+        at_once=read.at_once,
+        answer_tokens=sent.answer_tokens,
+        block_size=compared.block_size,
+        max_requests=read.max_requests,
+    )
+    traced = TraceSessions(path, wanted)
+    with progress(hidden=shown.quiet or shown.json) as tell:
+        metrics = load(
+            endpoint,
+            traced.sessions(),
+            traced.pace(),
+            Objectives(ttft_s=sent.slo_ttft, tpot_s=sent.slo_tpot),
+            timeout_s=sent.timeout,
+            tell=lambda done: tell(f"{done:,} answers", 0.0),
+        )
+    metrics = {"trace": path.name, "format": traced.format.name, "speed": sent.speed, **metrics}
+    if shown.json:
+        write_json({"row": "replay", "model": wanted.model, "metrics": metrics})
+    else:
+        print_row(f"replay, {wanted.model}", metrics)
 
 
 def _replay_options(compared: Compared) -> "ReplayOptions":

@@ -1,6 +1,6 @@
 """`foreword serve`: the model behind OpenAI's and Anthropic's HTTP dialects."""
 
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foreword.llm.loading import LoadedModel
     from foreword.server.cache_policy.emulation import Emulation
     from foreword.server.limits import Limits
+    from foreword.server.recording import TraceRecorder
     from foreword.server.tenants import KeyRing
 
 _SERVER = "Server"
@@ -99,6 +100,19 @@ class ServerOptions:
     response_store_ttl: Annotated[
         float, typer.Option(min=0, help="Seconds a response is kept.", rich_help_panel=_SERVER)
     ] = 86_400.0
+    record: Annotated[
+        str | None,
+        typer.Option(
+            help="Append a trace of all requests to this file, for foreword replay: hashes, lengths, times, no text.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = None
+    record_block: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --record: tokens a hash. Default: a KV block; 1 is exact.", rich_help_panel=_SERVER
+        ),
+    ] = None
     emulate: Annotated[
         Provider | None,
         typer.Option(help="Count cached tokens as this provider does, for tests.", rich_help_panel=_SERVER),
@@ -124,6 +138,18 @@ class ServerOptions:
         from foreword.server.cache_policy.emulation import Emulation
 
         return Emulation(self.emulate.value, minimum=self.emulate_minimum)
+
+    def recording(self, block_size: int) -> "AbstractContextManager[TraceRecorder | None]":
+        """What records the traffic while it is open, if it is to be.
+
+        Raises:
+            ForewordError: the file can't be written, or the size is none.
+        """
+        if self.record is None:
+            return nullcontext()
+        from foreword.server.recording import TraceRecorder
+
+        return TraceRecorder(Path(self.record), self.record_block or block_size)
 
     def limits(self) -> "Limits":
         """The server's bounds.
@@ -225,9 +251,10 @@ def serve(
     from foreword.server.service import Service
     from foreword.server.serving import serve as run
 
-    with listening, closing(load(path, options)) as loaded:
+    with listening, server.recording(options.block_size) as recorder, closing(load(path, options)) as loaded:
         names = server.served_model_name or [_default_name(model.model, path)]
         service = Service(loaded, names=names, keys=keys, limits=limits, emulation=server.emulation())
+        service.recorder = recorder
         published = publish_files(service, [Path(file) for file in server.publish or ()])
         address, port = listening.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"

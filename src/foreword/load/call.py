@@ -78,11 +78,11 @@ class Record:
         return self.end_s - self.due_s
 
 
-def completion_call(model: str, prompt: list[int] | str, num_answer: int, *, ignore_eos: bool = True) -> Call:
-    """A streamed completion; `ignore_eos` lets the answer have its length, where the server knows the field."""
-    body: dict[str, object] = {"model": model, "prompt": prompt, **_common(num_answer)}
-    if ignore_eos:
-        body["ignore_eos"] = True
+def completion_call(model: str, prompt: list[int], num_answer: int, *, cache_salt: str | None = None) -> Call:
+    """A streamed completion whose answer has its length, where the server knows `ignore_eos`."""
+    body: dict[str, object] = {"model": model, "prompt": prompt, "ignore_eos": True, **_common(num_answer)}
+    if cache_salt is not None:
+        body["cache_salt"] = cache_salt
     return Call(path="/v1/completions", body=msgspec.json.encode(body))
 
 

@@ -4,10 +4,12 @@
     kv-cache-tester   {"bs": 64, "r": [[t, in, out, api, think, stop, [start, len, ..]], {"t": .., "r": [..]}]}
     messages          {"messages": [{"role": .., "content": ..}, ..]}                 one request an assistant's turn
     tokens            {"token_ids": [..], "namespace": "..", "time": s}
-    blocks            {"block_ids": [..], "block_tokens": 16, "num_tokens": n, "namespace": "..", "time": s}
+    blocks            {"block_ids": [..], "block_tokens": 16, "num_tokens": n, "namespace": "..", "time": s,
+                       "answer_tokens": n}
 
-The last two are our own; all of their fields but the first are optional. Fields that are not named here are ignored.
-A line is one conversation: requests of different conversations may run at the same time (see `conversations`).
+The last two are our own; all of their fields but the first are optional. `foreword serve --record` writes the last.
+Fields that are not named here are ignored. A line is one conversation: requests of different conversations may run at
+the same time (see `conversations`).
 """
 
 from collections.abc import Callable
@@ -21,14 +23,17 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 Encode = Callable[[str], list[int]]
-Ids = NDArray[np.int32]
+Ids = NDArray[np.int32] | NDArray[np.int64]
+"""Ids of 64 bits are hashes, to be numbered before they can be replayed."""
 T = TypeVar("T")
 
 MAX_ID = 2**30 - 1  # above it the replay has ids of its own
+MAX_HASH = 2**63 - 1
 MAX_IDS = 2**22
 """Most ids of one request: a run-length code of a few bytes must not ask for gigabytes."""
 
 _Id = Annotated[int, Meta(ge=0, le=MAX_ID)]
+_Hash = Annotated[int, Meta(ge=0, le=MAX_HASH)]
 _Count = Annotated[int, Meta(ge=0, lt=2**40)]
 _Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
 _BlockTokens = Annotated[int, Meta(ge=1, le=65536)]
@@ -45,6 +50,8 @@ class TracedRequest:
     make_ids: Callable[[], Ids]
     num_tokens: int | None = None  # None: as many as ids, or as many as the ids stand for
     namespace: bytes = b""
+    num_usable: int | None = None  # leading tokens that may be found; None: as the kind of trace has it
+    answer_tokens: int | None = None  # None: not recorded
 
 
 Conversation = list[TracedRequest]
@@ -60,10 +67,12 @@ class MooncakeRecord(msgspec.Struct):
     input_length: _Count
     hash_ids: list[_Id]
     timestamp: _Seconds = 0.0
+    output_length: _Count | None = None
 
     def requests(self, number: int, encode: Encode) -> Conversation:
         """One request."""
-        return [TracedRequest(number, self.timestamp / 1000, partial(_listed, self.hash_ids), self.input_length)]
+        ids, answer = partial(_listed, self.hash_ids), self.output_length
+        return [TracedRequest(number, self.timestamp / 1000, ids, self.input_length, answer_tokens=answer)]
 
 
 class SubAgent(msgspec.Struct):
@@ -142,18 +151,35 @@ class TokensRecord(msgspec.Struct):
 
 
 class BlocksRecord(msgspec.Struct):
-    """A request of our own format, with ids of blocks of `block_tokens` tokens each."""
+    """A request of our own format, with ids of blocks of `block_tokens` tokens each.
 
-    block_ids: list[_Id]
+    With `answer_tokens` the blocks go on into the answer, as far as its K and V were computed; only what lies before
+    the prompt's last token may be found.
+    """
+
+    block_ids: list[_Hash]
     block_tokens: _BlockTokens = 16
     num_tokens: _Count | None = None
     namespace: _Name = ""
     time: _Seconds = 0.0
+    answer_tokens: _Count | None = None
 
     def requests(self, number: int, encode: Encode) -> Conversation:
         """One request."""
-        ids = partial(_listed, self.block_ids)
-        return [TracedRequest(number, self.time, ids, self.num_tokens, self.namespace.encode())]
+        if self.answer_tokens is not None and not self.num_tokens:
+            raise TraceError("num_tokens: expected at least 1 beside answer_tokens")
+        num_usable = None if self.answer_tokens is None or self.num_tokens is None else self.num_tokens - 1
+        return [
+            TracedRequest(
+                number,
+                self.time,
+                partial(np.array, self.block_ids, np.int64),
+                self.num_tokens,
+                self.namespace.encode(),
+                num_usable,
+                self.answer_tokens,
+            )
+        ]
 
 
 Record = MooncakeRecord | CompactRecord | MessagesRecord | TokensRecord | BlocksRecord
@@ -192,12 +218,14 @@ def format_of(line: bytes) -> TraceFormat:
 
 
 def block_tokens(record: Record) -> int | None:
-    """Tokens an id of the record stands for; None where it has tokens."""
+    """Tokens an id of the record stands for; None where it has tokens, or ids of single ones."""
     if isinstance(record, MooncakeRecord):
         return 512
     if isinstance(record, CompactRecord):
         return record.bs
-    return record.block_tokens if isinstance(record, BlocksRecord) else None
+    if isinstance(record, BlocksRecord) and record.block_tokens > 1:
+        return record.block_tokens
+    return None
 
 
 def decoded(decoder: "msgspec.json.Decoder[T]", line: bytes) -> T:

@@ -68,7 +68,7 @@ class Optimum:
         tally = Tally()
         for now, end in enumerate(tree.ends):
             tally.requests += 1
-            tally.blocks += end.end
+            tally.blocks += tree.prompt_blocks[now]
             tally.tokens += tree.num_tokens[now]
             if tree.num_blocks[now] > self._capacity:
                 tally.refused += 1

@@ -12,7 +12,7 @@ import numpy as np
 from foreword.kv_cache.prefix_cache import TOKEN_BYTES
 from foreword.kv_cache.token_runs import common_prefix
 from foreword.replay.layout import Layout
-from foreword.replay.tally import Tally, usable_symbols
+from foreword.replay.tally import Tally, prompt_symbols, usable_symbols
 from foreword.replay.trace import ReplayRequest
 
 
@@ -49,6 +49,7 @@ class PrefixTree:
         self.usable_blocks = array("q")  # of each request: leading blocks that may be found
         self.num_blocks = array("q")  # of each request: blocks held while it runs, a last one not full among them
         self.num_tokens = array("q")
+        self.prompt_blocks = array("q")  # of each request: whole blocks of its prompt
         self._key_tokens = 1 if layout.is_uniform else layout.index_block
         self._roots: dict[bytes, Run] = {}
 
@@ -70,6 +71,7 @@ class PrefixTree:
         self.usable_blocks.append(usable)
         self.num_blocks.append(count + (rest > 0))
         self.num_tokens.append(request.num_tokens)
+        self.prompt_blocks.append(prompt_symbols(request, layout) // layout.index_block)
 
     def _keys(self, request: ReplayRequest, count: int) -> bytes:
         size = self.layout.index_block * TOKEN_BYTES

@@ -15,7 +15,7 @@ from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.replay.formats import MAX_ID
 from foreword.replay.layout import Layout
-from foreword.replay.tally import Tally
+from foreword.replay.tally import Tally, usable_symbols
 from foreword.replay.trace import ReplayRequest
 from foreword.scheduler.scheduler import Scheduler
 
@@ -32,6 +32,7 @@ class SchedulerReplay:
         limits = SchedulerConfig(max_num_seqs=1, token_budget=_LONGEST, max_model_len=_LONGEST, watermark=0.0)
         self._scheduler = Scheduler(limits, self.manager)
         self._layout = layout
+        self._finds_whole_blocks = config.prefix_cache == "hash"
         self._num_requests = 0
         self._now = 0
 
@@ -50,7 +51,10 @@ class SchedulerReplay:
             if output is None:
                 raise InvariantError("a request waits alone and cannot run")
             self._scheduler.update(output, {})
-        found = made.sequences[0].usage.cached_tokens
+        usable = usable_symbols(request, layout)
+        if self._finds_whole_blocks:
+            usable -= usable % layout.index_block
+        found = min(made.sequences[0].usage.cached_tokens, usable)  # a recorded answer behind it may be found too
         self.tally.add(request, layout, found // layout.index_block, found)
         self.tally.evicted_blocks = self.manager.stats.evicted_blocks
 

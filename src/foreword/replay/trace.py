@@ -11,6 +11,7 @@ import numpy as np
 
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.replay.formats import (
+    MAX_ID,
     Conversation,
     Encode,
     Ids,
@@ -34,6 +35,7 @@ class ReplayRequest:
     namespace: bytes
     packed: bytes  # int32 a symbol
     num_tokens: int  # of the real prompt
+    num_usable: int | None = None  # tokens of the prompt that may be found; None: as the kind of trace has it
 
     @property
     def num_symbols(self) -> int:
@@ -85,6 +87,7 @@ class Trace:
         except TraceError as error:
             raise bad_line(path, number, str(error)) from None
         self.layout: Layout = layout_for(self._block_tokens, options.block_size)
+        self._numbers: dict[int, int] = {}  # of hashes, in order of their first coming
 
     def requests(self, progress: Progress | None = None) -> Iterator[ReplayRequest]:
         """The requests in order.
@@ -112,7 +115,7 @@ class Trace:
                 raise bad_line(self.path, number, str(error)) from None
 
     def _spelt(self, request: TracedRequest) -> ReplayRequest:
-        ids: Ids = request.make_ids()
+        ids = self._numbered(request.make_ids(), request.line)
         layout = self.layout
         if len(ids) * max(1, layout.symbols_an_id) > MAX_SYMBOLS:
             raise bad_line(self.path, request.line, f"a request of {len(ids):,} ids is too long to replay")
@@ -120,7 +123,17 @@ class Trace:
         if num_tokens is None:
             num_tokens = len(ids) * (self._block_tokens or 1)
         symbols = np.repeat(ids, layout.symbols_an_id) if layout.has_ids else ids
-        return ReplayRequest(request.namespace, symbols.tobytes(), num_tokens)
+        return ReplayRequest(request.namespace, symbols.tobytes(), num_tokens, request.num_usable)
+
+    def _numbered(self, ids: Ids, line: int) -> Ids:
+        """Hashes as numbers that an index takes."""
+        if ids.dtype == np.int32:
+            return ids
+        numbers = self._numbers
+        numbered = [numbers.setdefault(found, len(numbers)) for found in ids.tolist()]
+        if len(numbers) > MAX_ID:
+            raise bad_line(self.path, line, f"more than {MAX_ID:,} distinct blocks")
+        return np.array(numbered, np.int32)
 
 
 def interleaved(conversations: Iterable[Conversation], at_once: int) -> Iterator[TracedRequest]:

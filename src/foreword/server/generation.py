@@ -127,7 +127,9 @@ class Generation:
         plans: Sequence[CachePlan],
         reuse: Reuse | None = None,
         permit: Permit | None = None,
+        note: Callable[[Sequence[RequestOutput]], None] | None = None,
     ) -> None:
+        self._note = note  # told once of what the engine was asked
         self._plans = plans  # one a prompt
         self.outputs = outputs  # complete once `is_over`; the engine's thread writes to them before
         self._stream = stream
@@ -224,6 +226,8 @@ class Generation:
         broken = "abort" if self.was_left else "error"
         ended = [broken if failed or reason is None else reason for reason in reasons]
         total = self.account
+        if self._note is not None and not self._reuse.is_reused:
+            self._note(self.outputs)
         if self._permit is not None and not self._reuse.is_reused:
             self._permit.settle(total.completion - total.read)
         self._metrics.ended(total, ended, time.monotonic() - self._started)

@@ -1,14 +1,13 @@
 """What all routes share: the model, its engine, and the work that must not block the event loop."""
 
 import asyncio
-import hashlib
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import foreword
@@ -29,10 +28,12 @@ from foreword.server.call_reading import CallReading
 from foreword.server.constraining import Constraining
 from foreword.server.context import Asker
 from foreword.server.errors import ApiError, as_api_error
+from foreword.server.fingerprint import fingerprint
 from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
 from foreword.server.quotas import Permit, Quotas
+from foreword.server.recording import TraceRecorder
 from foreword.server.response_cache import Question
 from foreword.server.reuse import Asked, ResponseReuse, Started, open_response_cache
 from foreword.server.tenant_store import open_response_store
@@ -89,13 +90,14 @@ class Service:
         self.keys = keys or KeyRing()
         self.limits = limits or Limits()
         self.created = int(time.time())
-        self.fingerprint = _fingerprint(loaded)
+        self.fingerprint = fingerprint(loaded)
         self.engine = AsyncEngine(loaded.engine, queue_timeout_s=self.limits.queue_timeout_s)
         self._watchdog = Watchdog(self.engine, self.limits, os._exit)
         self.admission = Admission(self.limits)
         self.quotas = Quotas()
         self.bodies = BodyReader(self.limits)
         self.metrics = Metrics(self.names[0])
+        self.recorder: TraceRecorder | None = None  # of what the engine is asked
         self.metrics.watch(lambda: self.engine.stats, lambda: self.engine.step_failures)
         self.tokenizer = loaded.tokenizer
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
@@ -320,8 +322,12 @@ class Service:
                 self.metrics.refused("queue_full")
             raise
         plans = [prompt.plan for prompt in prompts]
-        permit = asker.permit
-        return Generation(started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse, permit)
+        permit, note = asker.permit, None
+        if self.recorder is not None:
+            note = partial(self.recorder.note, asker.namespace, asker.started)
+        return Generation(
+            started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse, permit, note
+        )
 
     def _start(self, plan: _Plan, ticket: Ticket) -> Started:
         num_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
@@ -391,10 +397,3 @@ class Service:
             f"this model's context is {self.max_model_len} tokens, prompt and answer together; {param} has {found}"
         )
         return ApiError(400, message, param, "context_length_exceeded")
-
-
-def _fingerprint(loaded: LoadedModel) -> str:
-    """Changes with whatever may change an answer of the same seed."""
-    s = loaded.summary
-    parts = (s.model, s.architecture, s.weight_bytes, s.weight_dtype, s.kv_dtype, s.backend, s.instruction_set)
-    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:10]
