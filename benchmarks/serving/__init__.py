@@ -1,0 +1,1 @@
+"""Measurements through a server."""
