@@ -1,5 +1,6 @@
 """Stored responses: bounded in bytes, number and time, each tenant's own, gone when deleted."""
 
+import json
 from typing import Any
 
 import pytest
@@ -151,6 +152,24 @@ def test_an_answer_that_failed_or_was_left_is_not_stored(start_server: StartServ
     assert live.service.stored_responses.num_entries == 0
     send(live.port, "POST", "/v1/responses", response_body(stream=True))
     assert live.service.stored_responses.num_entries == 1
+
+
+def test_an_answer_given_again_is_a_response_of_its_own(start_server: StartServer) -> None:
+    live = start_server(limits=Limits(response_cache_bytes=1 << 20))
+
+    first, second = (send(live.port, "POST", "/v1/responses", response_body(metadata={"n": n})) for n in ("1", "2"))
+    streamed = send(live.port, "POST", "/v1/responses", response_body(stream=True, store=False))
+
+    last = json.loads(streamed.events[-1][1])["response"]
+    marks = [answer.headers["foreword-response-cache"] for answer in (first, second, streamed)]
+    assert marks == ["miss", "hit", "hit"]
+    assert first.json["output"][0]["content"] == second.json["output"][0]["content"] == last["output"][0]["content"]
+    assert second.json["usage"]["response_cache"] == last["usage"]["response_cache"] == "hit"
+    assert second.json["metadata"] == {"n": "2"}
+    assert len({first.json["id"], second.json["id"], last["id"]}) == 3
+    assert send(live.port, "GET", f"/v1/responses/{second.json['id']}").json == second.json
+    more = response_body("more", previous_response_id=second.json["id"])
+    assert send(live.port, "POST", "/v1/responses", more).json["usage"]["input_tokens_details"]["cached_tokens"] > 20
 
 
 @pytest.mark.parametrize(

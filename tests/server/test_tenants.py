@@ -8,14 +8,16 @@ import pytest
 from foreword.core.errors import InvalidRequestError
 from foreword.server.tenants import KeyRing, new_key
 from tests.server.conftest import Keyed
-from tests.server.wire import chat_body, completion_body, message_body, send
+from tests.server.wire import chat_body, completion_body, message_body, response_body, send
 
 SECRET = "the quarterly figures are not to be told to anybody before Thursday"
 CALLS: dict[str, tuple[str, Any]] = {
     "chat": ("/v1/chat/completions", chat_body),
     "completion": ("/v1/completions", completion_body),
     "message": ("/v1/messages", message_body),
+    "response": ("/v1/responses", response_body),
 }
+DETAILS = {"chat": "prompt_tokens_details", "completion": "prompt_tokens_details", "response": "input_tokens_details"}
 
 
 def read_tokens(keyed: Keyed, who: str, kind: str, text: str, **fields: Any) -> int:
@@ -23,7 +25,7 @@ def read_tokens(keyed: Keyed, who: str, kind: str, text: str, **fields: Any) -> 
     answer = send(keyed.live.port, "POST", path, body(text, **fields), key=keyed.keys[who])
     assert answer.status == 200
     usage = answer.json["usage"]
-    found = usage["cache_read_input_tokens"] if kind == "message" else usage["prompt_tokens_details"]["cached_tokens"]
+    found = usage["cache_read_input_tokens"] if kind == "message" else usage[DETAILS[kind]]["cached_tokens"]
     assert answer.headers["foreword-cached-tokens"] == str(found)
     return int(found)
 
