@@ -7,13 +7,7 @@ from dataclasses import replace
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError
-from foreword.core.outputs import (
-    SamplingRow,
-    SchedulerOutput,
-    SequenceStep,
-    StepResult,
-    TokenLogprobs,
-)
+from foreword.core.outputs import SchedulerOutput, SequenceStep, StepResult, TokenLogprobs
 from foreword.core.probe import Probe, Reading
 from foreword.core.sampling_params import MAX_N, SEED_BITS, BeamSearchParams, SamplingParams
 from foreword.core.sequence import FinishReason, Lease, Request, Sequence, SequenceStatus
@@ -23,12 +17,12 @@ from foreword.engine.beam_search import BeamGroup, BeamSearches
 from foreword.engine.constraints import Constraints
 from foreword.engine.metrics import EngineStats, engine_stats
 from foreword.engine.publishing import publish_prefix
-from foreword.engine.sampling_row import sampling_row
+from foreword.engine.step_inputs import probes, prompt_rows, sampling_rows
 from foreword.engine.traffic import Traffic
 from foreword.kv_cache.events import CacheEvent, EventLog
 from foreword.kv_cache.explain import MissReport
 from foreword.kv_cache.manager import KVCacheManager
-from foreword.runner.model_runner import ModelRunner, PromptRows
+from foreword.runner.model_runner import ModelRunner
 from foreword.scheduler.scheduler import Scheduler
 from foreword.scheduler.validation import check_request
 
@@ -204,7 +198,10 @@ class Engine:
         self._constraints.let_go(output.preempted)
         try:
             result = self._runner.execute(
-                output, self._sampling_rows(output), self._prompt_rows(output), self._probes(output)
+                output,
+                sampling_rows(output, self._sequences, self._requests, self._constraints),
+                prompt_rows(output, self._sequences, self._prompt_logprobs),
+                probes(output, self._sequences, self._requests),
             )
         except BaseException:
             self._failed = tuple({self._sequences[s.sequence_id].request_id: None for s in output.sequences})
@@ -335,34 +332,6 @@ class Engine:
             is_begun = sequence.index > 0 or sequence.num_preemptions or sequence.usage.computed_tokens
             if not is_begun and sequence.prompt_len > 1:
                 self.traffic.started(sequence.prompt_len, self._manager.explain_start(sequence))
-
-    def _sampling_rows(self, output: SchedulerOutput) -> dict[SequenceId, SamplingRow]:
-        rows = {}
-        for s in output.sequences:
-            if s.samples:
-                sequence = self._sequences[s.sequence_id]
-                allowed = self._constraints.allowed_tokens(sequence) if self._constraints else None
-                rows[s.sequence_id] = sampling_row(sequence, self._requests[sequence.request_id], allowed)
-        return rows
-
-    def _prompt_rows(self, output: SchedulerOutput) -> dict[SequenceId, PromptRows]:
-        rows = {}
-        for s in output.sequences:
-            sequence = self._sequences[s.sequence_id]
-            k = sequence.params.prompt_logprobs
-            if k is not None and s.sequence_id in self._prompt_logprobs and not sequence.num_output_tokens:
-                end = min(s.start + 1 + s.num_logits, sequence.prompt_len)
-                rows[s.sequence_id] = PromptRows(k, list(sequence.token_ids[s.start + 1 : end]))
-        return rows
-
-    def _probes(self, output: SchedulerOutput) -> dict[SequenceId, Probe]:
-        probes = {}
-        for s in output.sequences:
-            sequence = self._sequences[s.sequence_id]
-            probe = self._requests[sequence.request_id].probe
-            if probe is not None and s.start + len(s.token_ids) == sequence.num_tokens:
-                probes[s.sequence_id] = probe
-        return probes
 
     def _with_found(self, step: SequenceStep, reading: Reading | None) -> SequenceStep:
         found = self._prompt_logprobs.pop(step.sequence_id, None)
