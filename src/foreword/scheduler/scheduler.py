@@ -24,7 +24,8 @@ from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.accounting import SchedulerCounters, account_computed, account_skipped, account_slots
 from foreword.scheduler.branching import Branching
-from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, arrange_fairly, choose_victim
+from foreword.scheduler.giving_way import GivingWay
+from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, arrange_fairly
 from foreword.scheduler.queues import SequenceQueue, nearly_caught_up_first
 from foreword.scheduler.records import check_sequences, step_of
 from foreword.scheduler.reservations import Reservations
@@ -54,6 +55,9 @@ class Scheduler:
         self._running = SequenceQueue()
         self._reservations = Reservations(manager, config.max_model_len)
         self._branching = Branching(config, manager, self._waiting, self._running)
+        self._giving_way = GivingWay(
+            manager, self._waiting, self._running, self._branching.undecided, self._reservations, self.counters
+        )
         self._order = LongestHitFirst()
         self._watermark = int(config.watermark * manager.config.num_blocks)
         self._pending: SchedulerOutput | None = None
@@ -209,7 +213,7 @@ class Scheduler:
         for scheduled in reversed(output.sequences):
             sequence = self._sequences.get(scheduled.sequence_id)
             if sequence is not None:
-                self._send_back(sequence)
+                self._giving_way.send_back(sequence)
 
     def check_invariants(self) -> None:
         """Check queues, sequences, pool and index. Cost: O(everything).
@@ -242,14 +246,8 @@ class Scheduler:
                 if allocation is not None:
                     plan.add(sequence, num_tokens, allocation)
                     return
-            if self._strip_waiting():
-                continue
-            victim = choose_victim(self._running, self.manager.num_exclusive_blocks, any_helps=not len(plan))
-            if victim is None and self.manager.drop_oldest_pin():
-                continue
-            if victim is None:
-                return  # sources of this step's copies hold the room; they let go before the next step
-            self._preempt(victim, plan)
+            if not self._giving_way.make_room(plan):
+                return
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         if plan.token_budget == 0 or len(self._running) >= self.config.max_num_seqs:
@@ -266,7 +264,7 @@ class Scheduler:
                 num_passed += 1
                 continue
             while not self._admit(sequence, start, plan, growth):
-                if len(self._running) or not self._make_room_for_one():
+                if len(self._running) or not self._giving_way.make_room_for_one():
                     return
                 start = self._find_start(sequence, admitted)
             admitted.add(sequence.sequence_id)
@@ -322,28 +320,6 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         sequence.num_computed_tokens = start
         account_skipped(sequence, start, self.counters)
-
-    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
-        sequence.num_preemptions += 1
-        self.counters.num_preemptions += 1
-        plan.preempt(sequence)
-        self._send_back(sequence)
-
-    def _send_back(self, sequence: Sequence) -> None:
-        """Take a running sequence's blocks and let it wait at the head of the queue."""
-        take_blocks([sequence], self.manager)
-        sequence.status = SequenceStatus.WAITING
-        self._running.discard(sequence)
-        self._reservations.stop(sequence)
-        self._waiting.push_front(sequence)
-
-    def _strip_waiting(self) -> bool:
-        """Take the blocks of those that only hold them; False when none does."""
-        return take_blocks((*self._waiting, *self._branching.undecided), self.manager)
-
-    def _make_room_for_one(self) -> bool:
-        """Nothing runs and the first in line has no room: take from those that only hold; False when none does."""
-        return self._strip_waiting() or self.manager.drop_oldest_pin()
 
     # -- taking a step in ------------------------------------------------------------------------------------------
 
