@@ -75,7 +75,7 @@ class Lab:
         texts = [drawn] * len(self.sequences) if isinstance(drawn, str) else drawn
         self.scheduler.update(
             plan,
-            {s.sequence_id: SampledToken(self.ids(texts[s.sequence_id])[0]) for s in plan.sequences if s.samples},
+            {s.sequence_id: (SampledToken(self.ids(texts[s.sequence_id])[0]),) for s in plan.sequences if s.samples},
         )
         self.scheduler.check_invariants()
 

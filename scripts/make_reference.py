@@ -54,6 +54,7 @@ MEANINGS: dict[type, dict[str, str]] = {
         "prefix_cache": "How prefixes are found again; `none` switches reuse off.",
         "reuse_generated": "`tenant`: later prompts of the namespace may hit generated tokens; `off`: prompts only.",
         "retention": "Which cached prefix goes first: segmented LRU, LRU, LFU or cost of computing it again.",
+        "speculation": "`prompt_lookup`: what a sequence said before is computed on the guess that it comes again.",
         "debug": "Fill fresh blocks with NaN and check every invariant after each step.",
         "kv_events": "Where to publish KV events, [how](../kv_events.md); `None`: nowhere.",
     },
@@ -86,6 +87,7 @@ MEANINGS: dict[type, dict[str, str]] = {
         "max_waiting": "Most sequences that wait; more are refused.",
         "admission_order": "`longest_hit`: longest stored prefix first within a tenant, with ageing; or `arrival`.",
         "recompute_all": "The naive loop: every step computes every known token again.",
+        "speculation": "`prompt_lookup`: what a sequence said before is computed on the guess that it comes again.",
     },
     SamplingParams: {
         "n": "Answers to one prompt, 1 to 16; they share its blocks.",

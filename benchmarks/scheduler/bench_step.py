@@ -77,7 +77,9 @@ class Stage:
         build_input_batch(output, self.config.block_size)
         built = time.perf_counter()
         tokens = {
-            s.sequence_id: SampledToken(TokenId(self.rng.randrange(VOCABULARY))) for s in output.sequences if s.samples
+            s.sequence_id: (SampledToken(TokenId(self.rng.randrange(VOCABULARY))),)
+            for s in output.sequences
+            if s.samples
         }
         drawn = time.perf_counter()
         self.scheduler.update(output, tokens)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.factories import tiny_model
+from tests.oracles.guesses import EagerGuesses
 from tests.oracles.recording import RecordingSampler, check_bits
 
 from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
@@ -46,6 +47,7 @@ class Workload:
     weights: WeightDtype
     threads: int
     prefix_cache: PrefixCacheKind
+    drafts: bool = False  # as many as there is room for, right ones and wrong ones
 
 
 @st.composite
@@ -74,6 +76,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         weights=draw(st.sampled_from(WEIGHTS)),
         threads=draw(st.sampled_from([1, 2])),
         prefix_cache=draw(st.sampled_from(["radix", "hash", "none"])),
+        drafts=draw(st.booleans()),
     )
 
 
@@ -113,6 +116,8 @@ def run(workload: Workload, model: Model, backend: Backend) -> RecordingSampler:
     storage.poison(range(cache.num_blocks))  # type: ignore[arg-type]
     runner = ModelRunner(model, backend, storage, cache.block_size, scheduler.token_budget, sampler=recorder)
     engine = Engine(runner, cache, scheduler)
+    if workload.drafts:
+        engine._scheduler._drafting._speculation = EagerGuesses(VOCAB)
     waiting = list(range(len(workload.prompts)))
     step = 0
     while waiting or engine.has_unfinished:

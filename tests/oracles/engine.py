@@ -12,6 +12,7 @@ from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.events import EventLog
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.scheduler import Scheduler
+from tests.oracles.guesses import HalfRightGuesses
 from tests.oracles.simulated_model import SimulatedRunner
 
 
@@ -49,11 +50,12 @@ def fork_of(parent: Sequence, sequence_id: int) -> Sequence:
 class SimulatedEngine:
     """Adds, aborts and steps, as the engine does, and checks every invariant after every step."""
 
-    def __init__(self, cache: CacheConfig, config: SchedulerConfig) -> None:
+    def __init__(self, cache: CacheConfig, config: SchedulerConfig, *, guesses: bool = False) -> None:
+        """Args: `guesses`: draft as much as there is room for, half of it right."""
         self.events = EventLog()
         self.manager = KVCacheManager(cache, self.events)
-        self.scheduler = Scheduler(config, self.manager)
         self.runner = SimulatedRunner(cache.num_blocks, cache.block_size)
+        self.scheduler = Scheduler(config, self.manager, HalfRightGuesses(self.runner) if guesses else None)
         self.requests: dict[str, Request] = {}
         self.outputs: list[SchedulerOutput] = []
         self.choose: Callable[[Sequence], list[int]] | None = None  # of branching requests
@@ -140,8 +142,15 @@ class SimulatedEngine:
 
     def complete(self, output: SchedulerOutput) -> list[SequenceStep]:
         """Run and take in a step planned before."""
-        steps = self.scheduler.update(output, self.runner.run(output))
+        steps = self.take_in(output)
         self.scheduler.check_invariants()
+        return steps
+
+    def take_in(self, output: SchedulerOutput) -> list[SequenceStep]:
+        """The same, and nothing is checked."""
+        steps = self.scheduler.update(output, self.runner.run(output))
+        for step in steps:
+            self.runner.take(step.sequence_id, [token.token_id for token in step.new_tokens])
         return steps
 
     def run(self, max_steps: int = 10_000) -> None:

@@ -27,7 +27,7 @@ class RecordingSampler(Sampler):
 
     def sample(self, logits: F32, rows: Sequence[SamplingRow]) -> list[SampledToken]:
         for row_logits, row in zip(logits, rows, strict=True):
-            self.seen.setdefault(tuple(row.token_ids), set()).add(row_logits.tobytes())
+            self.seen.setdefault(tuple(row.past_token_ids), set()).add(row_logits.tobytes())
         return super().sample(logits, rows)
 
 

@@ -9,7 +9,7 @@ alone, so `sequential_generate` says what any scheduling must produce.
 import hashlib
 from collections.abc import Sequence as SequenceABC
 
-from foreword.core.outputs import SampledToken, SchedulerOutput
+from foreword.core.outputs import SampledToken, ScheduledSequence, SchedulerOutput
 from foreword.core.types import SequenceId, TokenId
 
 GARBAGE = b"garbage"
@@ -63,7 +63,22 @@ class SimulatedRunner:
             self._chosen.add(child)
         past.tokens.append(tokens[0])
 
-    def run(self, output: SchedulerOutput) -> dict[SequenceId, SampledToken]:
+    def continuation(self, sequence_id: SequenceId, count: int) -> list[TokenId]:
+        """The next tokens of a sequence, told ahead."""
+        past = self._pasts[sequence_id].copy_with()
+        for _ in range(count):
+            past.tokens.append(next_token(past.rows()[-1], past.index, self.vocab_size))
+        return past.tokens[len(past.tokens) - count :]
+
+    def other(self, token: TokenId) -> TokenId:
+        """Another token."""
+        return TokenId((token + 1) % self.vocab_size)
+
+    def take(self, sequence_id: SequenceId, tokens: SequenceABC[TokenId]) -> None:
+        """A sequence was given these tokens."""
+        self._pasts[sequence_id].tokens += tokens
+
+    def run(self, output: SchedulerOutput) -> dict[SequenceId, tuple[SampledToken, ...]]:
         """Execute one step; raises AssertionError when a row that is read is not what it must be."""
         for block in output.fresh_blocks:
             self.blocks[block] = [GARBAGE] * self.block_size
@@ -72,7 +87,7 @@ class SimulatedRunner:
             self.blocks[copy.destination] = rows
         written: set[tuple[int, int]] = set()
         for scheduled in output.sequences:
-            past = self._pasts[scheduled.sequence_id]
+            past = self._drafted(scheduled)
             end = scheduled.start + len(scheduled.token_ids)
             assert scheduled.token_ids == past.tokens[scheduled.start : end]
             for position in range(scheduled.start, end):
@@ -82,10 +97,19 @@ class SimulatedRunner:
                 self.blocks[slot[0]][slot[1]] = past.rows()[position]
         return self._attend_and_sample(output)
 
-    def _attend_and_sample(self, output: SchedulerOutput) -> dict[SequenceId, SampledToken]:
+    def _drafted(self, scheduled: ScheduledSequence) -> "_Past":
+        """The past of a sequence, its drafts taken for true."""
+        past = self._pasts[scheduled.sequence_id]
+        if not scheduled.num_drafts:
+            return past
+        assert scheduled.samples
+        assert scheduled.start + len(scheduled.token_ids) - scheduled.num_drafts == len(past.tokens)
+        return past.copy_with(*scheduled.token_ids[-scheduled.num_drafts :])
+
+    def _attend_and_sample(self, output: SchedulerOutput) -> dict[SequenceId, tuple[SampledToken, ...]]:
         sampled = {}
         for scheduled in output.sequences:
-            past = self._pasts[scheduled.sequence_id]
+            past = self._drafted(scheduled)
             end = scheduled.start + len(scheduled.token_ids)
             for begin in range(0, end, self.block_size):
                 wanted = past.rows()[begin : min(end, begin + self.block_size)]
@@ -93,12 +117,11 @@ class SimulatedRunner:
                 assert rows[: len(wanted)] == wanted, f"sequence {scheduled.sequence_id} reads wrong rows at {begin}"
             assert scheduled.samples == (end == len(past.tokens) and scheduled.sequence_id not in self.silent)
             if scheduled.samples:
-                token = next_token(past.rows()[-1], past.index, self.vocab_size)
                 if scheduled.sequence_id in self._chosen:
                     self.undecided.add(scheduled.sequence_id)
-                else:
-                    past.tokens.append(token)
-                sampled[scheduled.sequence_id] = SampledToken(token)
+                rows = past.rows()[end - 1 - scheduled.num_drafts :]
+                draws = [next_token(row, past.index, self.vocab_size) for row in rows]
+                sampled[scheduled.sequence_id] = tuple(map(SampledToken, draws))
         return sampled
 
 
@@ -112,8 +135,8 @@ class _Past:
         self._namespace = namespace
         self._rows: list[bytes] = []
 
-    def copy_with(self, token: TokenId) -> "_Past":
-        return _Past(self._namespace, self.index, [*self.tokens, token])
+    def copy_with(self, *tokens: TokenId) -> "_Past":
+        return _Past(self._namespace, self.index, [*self.tokens, *tokens])
 
     def rows(self) -> list[bytes]:
         for token in self.tokens[len(self._rows) :]:

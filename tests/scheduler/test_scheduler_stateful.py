@@ -22,8 +22,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         watermark=st.sampled_from([0.0, 0.1, 0.4]),
         reuse=st.sampled_from(["tenant", "off"]),
+        guesses=st.booleans(),
     )
-    def start(self, num_blocks: int, budget: int, max_num_seqs: int, watermark: float, reuse: str) -> None:
+    def start(
+        self, num_blocks: int, budget: int, max_num_seqs: int, watermark: float, reuse: str, guesses: bool
+    ) -> None:
         cache = CacheConfig(
             num_blocks=num_blocks,
             block_size=8,
@@ -34,7 +37,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs, token_budget=budget, max_model_len=100, watermark=watermark, max_waiting=12
         )
-        self.engine = SimulatedEngine(cache, config)
+        self.engine = SimulatedEngine(cache, config, guesses=guesses)
         self.engine.choose = self.choose
         self.pending: SchedulerOutput | None = None
 
@@ -96,14 +99,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (self.pending is None) == (not self.engine.scheduler.has_unfinished)
 
     @precondition(lambda self: self.pending is not None)
-    @rule(fails=st.sampled_from([False] * 9 + [True]))
-    def update(self, fails: bool) -> None:
+    @rule(fails=st.sampled_from([False] * 9 + [True]), cut=st.integers(0, 9))
+    def update(self, fails: bool, cut: int) -> None:
         assert self.pending is not None
         output, self.pending = self.pending, None
         if fails:
             self.engine.scheduler.discard(output)
         else:
-            self.engine.complete(output)
+            steps = self.engine.complete(output)
+            if cut < 2:  # text ends in the middle of what a step has drawn
+                for step in steps:
+                    if step.finish_reason is None:
+                        kept = step.usage.completion_tokens - len(step.new_tokens) + 1 + cut
+                        self.engine.scheduler.finish(step.sequence_id, FinishReason.STOP, kept)
         self.engine.scheduler.check_invariants()
 
     @precondition(lambda self: self.pending is None)

@@ -165,3 +165,5 @@ def test_metrics_say_what_the_answers_say(server: LiveServer) -> None:
         totals = [total + value for total, value in zip(totals, found, strict=True)]
 
     assert [metric(server, name) - start for name, start in zip(names, before, strict=True)] == totals
+    assert metric(server, "vllm:spec_decode_num_draft_tokens_total") == 0  # speculation is off
+    assert metric(server, "vllm:spec_decode_num_accepted_tokens_total") == 0

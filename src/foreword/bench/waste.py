@@ -88,7 +88,7 @@ def run_lengths(lengths: Lengths, *, block_size: int, context: int) -> SlotSteps
             used += s.start + len(s.token_ids)
             paged += len(s.block_table) * block_size
             contiguous += context
-        scheduler.update(output, {s.sequence_id: SampledToken(_TOKEN) for s in output.sequences if s.samples})
+        scheduler.update(output, {s.sequence_id: (SampledToken(_TOKEN),) for s in output.sequences if s.samples})
 
 
 def _requests(lengths: Lengths) -> Iterator[Request]:

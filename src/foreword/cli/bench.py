@@ -35,6 +35,7 @@ class RowName(StrEnum):
     burst = "burst"
     interleaved = "interleaved"
     rerank = "rerank"
+    speculation = "speculation"
     serve = "serve"
     web = "web"
 
@@ -67,8 +68,8 @@ def bench(
 ) -> None:
     """Measure speed, memory or exactness, here or through a server.
 
-    Rows: decode prefill batch waste quality warm burst interleaved rerank; serve: load on a server, with --url any of
-    OpenAI's dialect; web: what the web side adds to the engine alone.
+    Rows: decode prefill batch waste quality warm burst interleaved rerank speculation; serve: load on a server, with
+    --url any of OpenAI's dialect; web: what the web side adds to the engine alone.
 
     All prompts are English, of an exact number of tokens, and the same on every run. The model is warmed up first;
     rates are medians. With --json each row ends with one line: row, model, threads, metrics.
@@ -105,7 +106,7 @@ def _open(model: ModelOptions, measured: BenchOptions, tell: Callable[[str], Non
 
 
 def _measure(row: RowName, bench: "Bench", lengths: list[int], measured: BenchOptions) -> "Result":
-    from foreword.bench import quality, rerank, reuse, speed
+    from foreword.bench import quality, rerank, reuse, speculation, speed
     from foreword.bench.result import Result
 
     def measure_quality(bench: "Bench") -> "Metrics":
@@ -120,6 +121,7 @@ def _measure(row: RowName, bench: "Bench", lengths: list[int], measured: BenchOp
         RowName.burst: reuse.burst,
         RowName.interleaved: reuse.interleaved,
         RowName.rerank: rerank.rerank,
+        RowName.speculation: speculation.speculation,
     }
     metrics = measures[row](bench)
     return Result(row.value, bench.llm.summary.model, bench.llm.summary.threads, metrics)

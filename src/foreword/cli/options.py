@@ -77,6 +77,13 @@ class Retention(StrEnum):
     cost = "cost"
 
 
+class Speculation(StrEnum):
+    """Whether several tokens may be computed in one step on a guess."""
+
+    off = "off"
+    prompt_lookup = "prompt_lookup"
+
+
 class BackendName(StrEnum):
     """Which kernels run."""
 
@@ -125,6 +132,10 @@ class ModelOptions:
     retention: Annotated[Retention, typer.Option(help="Which cached prefix goes first.", rich_help_panel=_ENGINE)] = (
         Retention.slru
     )
+    speculation: Annotated[
+        Speculation,
+        typer.Option(help="prompt_lookup: compute what was said before on a guess.", rich_help_panel=_ENGINE),
+    ] = Speculation.off
     backend: Annotated[BackendName, typer.Option(help="Which kernels run.", rich_help_panel=_ENGINE)] = BackendName.cpu
     instruction_set: Annotated[str, typer.Option(help="auto, avx2 or scalar.", rich_help_panel=_ENGINE)] = "auto"
     debug: Annotated[
@@ -154,6 +165,7 @@ class ModelOptions:
             prefix_cache=self.prefix_cache.value,
             reuse_generated=self.reuse_generated.value,
             retention=self.retention.value,
+            speculation=self.speculation.value,
             debug=self.debug,
         )
 

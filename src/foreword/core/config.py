@@ -14,6 +14,8 @@ AdmissionOrder = Literal["arrival", "longest_hit"]
 RetentionKind = Literal["slru", "lru", "lfu", "cost"]
 ReuseGenerated = Literal["tenant", "off"]
 """Whether K and V of generated tokens may be found by later prompts of the same namespace, or only a prompt's own."""
+SpeculationKind = Literal["off", "prompt_lookup"]
+"""Whether several tokens of a sequence may be computed in one step, drafted from what it said before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ class SchedulerConfig:
     max_waiting: int = 4096  # bound of the waiting queue
     admission_order: AdmissionOrder = "longest_hit"  # among waiting requests of one tenant
     recompute_all: bool = False  # the naive loop (`--kv-cache off`): every step recomputes every known token
+    speculation: SpeculationKind = "off"
 
     def __post_init__(self) -> None:
         for name, low in (("max_num_seqs", 1), ("token_budget", 1), ("max_model_len", 2), ("max_waiting", 1)):
@@ -141,5 +144,7 @@ class SchedulerConfig:
                 raise InvalidRequestError(name, f"an integer of at least {low}", value)
         if self.admission_order not in ("arrival", "longest_hit"):
             raise InvalidRequestError("admission_order", "arrival or longest_hit", self.admission_order)
+        if self.speculation not in ("off", "prompt_lookup"):
+            raise InvalidRequestError("speculation", "off or prompt_lookup", self.speculation)
         if not 0.0 <= self.watermark < 0.5:
             raise InvalidRequestError("watermark", "a share from 0 to 0.5", self.watermark)

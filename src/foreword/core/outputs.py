@@ -27,7 +27,9 @@ class ScheduledSequence:
 
     `block_table` is the sequence's own `array('i')`, read but never changed or kept by the reader; it covers at
     least `start + len(token_ids)` positions. `num_logits` counts the last scheduled tokens whose logits are needed:
-    0 for an inner chunk, 1 to sample the next token or to probe, more for prompt logprobs.
+    0 for an inner chunk, 1 to sample the next token or to probe, more for prompt logprobs or drafts.
+    The last `num_drafts` of `token_ids` are drafts, no known tokens: a token is drawn behind the last known one and
+    behind each of them.
     """
 
     sequence_id: SequenceId
@@ -35,7 +37,8 @@ class ScheduledSequence:
     start: int
     block_table: "array[int]"
     num_logits: int
-    samples: bool  # True when the last scheduled token is the last known one, so that a new token is drawn
+    samples: bool  # True when the last known token is scheduled, so that a new token is drawn
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,14 @@ class SamplingRow:
     prompt_len: int
     forbidden_token_ids: tuple[TokenId, ...] = ()  # end tokens while fewer than min_tokens were drawn
     allowed_tokens: bytes | None = None  # a constraint's mask, see `ConstraintState`; it comes before forbidden tokens
+    drafts: tuple[TokenId, ...] = ()  # taken to follow `token_ids`: where they don't, the row is of no account
 
     @property
     def position(self) -> int:
         """Output tokens drawn before this one."""
-        return len(self.token_ids) - self.prompt_len
+        return len(self.token_ids) + len(self.drafts) - self.prompt_len
+
+    @property
+    def past_token_ids(self) -> list[TokenId]:
+        """All tokens before the one to draw. Cost: O(them) where there are drafts."""
+        return [*self.token_ids, *self.drafts] if self.drafts else self.token_ids

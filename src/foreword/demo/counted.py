@@ -145,7 +145,7 @@ def run_steps(prompt: int, generated: int, *, recompute_all: bool = False) -> li
             len(s.token_ids) * s.start + len(s.token_ids) * (len(s.token_ids) + 1) // 2 for s in output.sequences
         )
         steps.append((output.num_tokens, pairs))
-        scheduler.update(output, {s.sequence_id: SampledToken(_TOKEN) for s in output.sequences if s.samples})
+        scheduler.update(output, {s.sequence_id: (SampledToken(_TOKEN),) for s in output.sequences if s.samples})
     return steps
 
 

@@ -187,7 +187,7 @@ class BeamSearches:
         """The request is over, or was given up."""
         self._groups.pop(request_id, None)
 
-    def take_in(self, output: SchedulerOutput, sampled: dict[SequenceId, SampledToken]) -> list[RequestId]:
+    def take_in(self, output: SchedulerOutput, sampled: dict[SequenceId, tuple[SampledToken, ...]]) -> list[RequestId]:
         """Take in a step that was just updated; returns the requests whose search has ended, still to be aborted."""
         if not self._groups:
             return []
@@ -195,7 +195,7 @@ class BeamSearches:
             sequence = self._sequences.get(scheduled.sequence_id)
             group = self._groups.get(sequence.request_id) if sequence is not None and scheduled.samples else None
             if sequence is not None and group is not None:
-                group.observe(sequence.sequence_id, sampled[sequence.sequence_id].logprobs or {})
+                group.observe(sequence.sequence_id, sampled[sequence.sequence_id][0].logprobs or {})
         ready = [request_id for request_id, group in self._groups.items() if group.is_ready]
         return [request_id for request_id in ready if self._advance(self._groups[request_id])]
 

@@ -170,11 +170,15 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
 
-    def finish(self, request_id: str, index: int) -> None:
-        """End one sequence of a request because its text met a stop string; one that has ended stays as it is."""
+    def finish(self, request_id: str, index: int, num_output_tokens: int | None = None) -> None:
+        """End one sequence of a request because its text met a stop string; one that has ended stays as it is.
+
+        With speculation a step may give several tokens, and the text may end before the last of them: those beyond
+        `num_output_tokens` are dropped, as if they had not been drawn. Call before the next step.
+        """
         request = self._requests.get(RequestId(request_id))
         if request is not None:
-            self._scheduler.finish(request.sequences[index].sequence_id, FinishReason.STOP)
+            self._scheduler.finish(request.sequences[index].sequence_id, FinishReason.STOP, num_output_tokens)
             self._forget_finished(request.request_id)
             self._settle()
 

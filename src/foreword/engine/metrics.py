@@ -8,7 +8,10 @@ from foreword.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Since the engine started, in tokens unless named otherwise. `computed = prefilled + decoded + recomputed`."""
+    """Since the engine started, in tokens unless named otherwise.
+
+    `computed = prefilled + decoded + recomputed + drafted - accepted`.
+    """
 
     num_steps: int
     computed_tokens: int
@@ -17,6 +20,8 @@ class EngineStats:
     recomputed_tokens: int
     cached_tokens: int
     sampled_tokens: int
+    drafted_tokens: int  # computed on the guess that they would be drawn
+    accepted_tokens: int  # of these, drawn
     num_preemptions: int
     waste_ratio: float  # share of reserved slots that held no token, over all steps
     num_waiting: int
@@ -45,6 +50,8 @@ def engine_stats(scheduler: Scheduler, manager: KVCacheManager) -> EngineStats:
         recomputed_tokens=counters.recomputed_tokens,
         cached_tokens=counters.cached_tokens,
         sampled_tokens=counters.sampled_tokens,
+        drafted_tokens=counters.drafted_tokens,
+        accepted_tokens=counters.accepted_tokens,
         num_preemptions=counters.num_preemptions,
         waste_ratio=counters.waste_ratio,
         num_waiting=scheduler.num_waiting,

@@ -15,28 +15,43 @@ def sampling_rows(
     sequences: Mapping[SequenceId, Sequence],
     requests: Mapping[RequestId, Request],
     constraints: Constraints,
-) -> dict[SequenceId, SamplingRow]:
-    """A row for each sequence that draws its next token."""
+) -> dict[SequenceId, list[SamplingRow]]:
+    """Of each sequence that draws: a row for its next token, and one behind each draft."""
     rows = {}
     for s in output.sequences:
         if s.samples:
             sequence = sequences[s.sequence_id]
             allowed = constraints.allowed_tokens(sequence) if constraints else None
-            rows[s.sequence_id] = sampling_row(sequence, requests[sequence.request_id], allowed)
+            request, drafts = requests[sequence.request_id], tuple(s.token_ids[len(s.token_ids) - s.num_drafts :])
+            rows[s.sequence_id] = [
+                sampling_row(sequence, request, allowed, drafts[:count]) for count in range(len(drafts) + 1)
+            ]
     return rows
 
 
-def sampling_row(sequence: Sequence, request: Request, allowed_tokens: bytes | None) -> SamplingRow:
-    """The row of a sequence's next token; `allowed_tokens` is the mask of its constraint, if it has one."""
+def sampling_row(
+    sequence: Sequence, request: Request, allowed_tokens: bytes | None, drafts: tuple[TokenId, ...] = ()
+) -> SamplingRow:
+    """The row of a sequence's next token, once `drafts` have come true.
+
+    `allowed_tokens` is the mask of its constraint, if it has one; a constrained sequence has no drafts.
+    """
     params = sequence.params
     forbidden: tuple[TokenId, ...] = ()
-    if sequence.num_output_tokens < params.min_tokens:
+    if sequence.num_output_tokens + len(drafts) < params.min_tokens:
         eos = frozenset() if params.ignore_eos else request.eos_token_ids
         forbidden = (*eos, *(TokenId(t) for t in params.stop_token_ids))
     if allowed_tokens is not None and params.ignore_eos:  # beyond an end token no constraint knows what may follow
         forbidden = (*forbidden, *request.eos_token_ids)
     return SamplingRow(
-        params, sequence.seed, sequence.index, sequence.token_ids, sequence.prompt_len, forbidden, allowed_tokens
+        params,
+        sequence.seed,
+        sequence.index,
+        sequence.token_ids,
+        sequence.prompt_len,
+        forbidden,
+        allowed_tokens,
+        drafts,
     )
 
 

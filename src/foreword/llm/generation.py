@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from foreword.core.outputs import SequenceStep, TokenLogprobs
+from foreword.core.outputs import SampledToken, SequenceStep, TokenLogprobs
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import FinishReason, Usage
 from foreword.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput, TextDelta, TokenLogprob
@@ -49,7 +49,8 @@ class TextWatch:
 class GenerationTracker:
     """Collects a request's steps into a `RequestOutput`.
 
-    `finish` is called with a sequence's index when a stop string or the watch ends it: the engine never sees text.
+    `finish` is called when a stop string or the watch ends a sequence, with its index and how many of its tokens come
+    to that: the engine never sees text.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class GenerationTracker:
         output: RequestOutput,
         params: SamplingParams,
         tokenizer: Tokenizer,
-        finish: Callable[[int], None],
+        finish: Callable[[int, int], None],
         watch: TextWatch | None = None,
     ) -> None:
         self.output = output
@@ -79,22 +80,32 @@ class GenerationTracker:
         if step.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None if p is None else self._describe(p) for p in step.prompt_logprobs]
         self.output.reading = step.reading or self.output.reading
-        text = ""
+        num_before, shown = len(output.token_ids), ""
         for token in step.new_tokens:
-            output.token_ids.append(token.token_id)
-            if output.logprobs is not None and token.logprobs is not None:
-                output.logprobs.append(self._describe(token.logprobs))
-                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token.logprobs[token.token_id].logprob
-            text += continuation.detokenizer.add(token.token_id)
+            shown += self._add_token(continuation, step, token)
+            if output.finish_reason is not None:
+                break  # what else was drawn comes after the end
+        if not step.new_tokens:
+            shown = self._check_stops(continuation, step, continuation.detokenizer.finish())
+        self._count(continuation, step.usage)  # last: ending a sequence stores the end of its prompt
+        ids = tuple(output.token_ids[num_before:])
+        return TextDelta(request_index, step.index, shown, ids, output.finish_reason, self.output)
+
+    def _add_token(self, continuation: _Continuation, step: SequenceStep, token: SampledToken) -> str:
+        """Take in one token; returns what can be shown now. A step that ends a sequence brings one at most."""
+        output = continuation.output
+        output.token_ids.append(token.token_id)
+        if output.logprobs is not None and token.logprobs is not None:
+            output.logprobs.append(self._describe(token.logprobs))
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + token.logprobs[token.token_id].logprob
+        text = continuation.detokenizer.add(token.token_id)
         if step.finish_reason is not None:
             text += continuation.detokenizer.finish()
         shown = self._check_stops(continuation, step, text)
         if self._watch is not None and self._watch.read(step.index, shown) and output.finish_reason is None:
             output.finish_reason = FinishReason.STOP.value
-            self._finish(step.index)
-        self._count(continuation, step.usage)  # last: ending a sequence stores the end of its prompt
-        ids = tuple(t.token_id for t in step.new_tokens)
-        return TextDelta(request_index, step.index, shown, ids, output.finish_reason, self.output)
+            self._finish(step.index, len(output.token_ids))
+        return shown
 
     def _check_stops(self, continuation: _Continuation, step: SequenceStep, text: str) -> str:
         output = continuation.output
@@ -106,7 +117,7 @@ class GenerationTracker:
             output.finish_reason = FinishReason.STOP.value
             output.stop_reason = self._params.stop_strings[stopped]
             if step.finish_reason is None:
-                self._finish(step.index)
+                self._finish(step.index, len(output.token_ids))
         elif step.finish_reason is not None:
             shown += continuation.stops.finish()
             output.finish_reason = step.finish_reason.value

@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, RetentionKind, ReuseGenerated, SchedulerConfig
+from foreword.core.config import (
+    CacheConfig,
+    KVDtype,
+    PrefixCacheKind,
+    RetentionKind,
+    ReuseGenerated,
+    SchedulerConfig,
+    SpeculationKind,
+)
 from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.engine.engine import Engine
 from foreword.events.opening import EventPublisher, open_publisher
@@ -47,6 +55,7 @@ class EngineOptions:
     prefix_cache: PrefixCacheKind = "radix"
     reuse_generated: ReuseGenerated = "tenant"
     retention: RetentionKind = "slru"
+    speculation: SpeculationKind = "off"
     debug: bool = False
     kv_events: str | EventOptions | None = None  # where to publish what becomes findable and what ceases to be
 
@@ -151,6 +160,7 @@ def load_engine(
         token_budget=options.token_budget,
         max_model_len=max_model_len,
         recompute_all=not options.kv_cache,
+        speculation=options.speculation,
     )
     storage = KVStorage(model.config, cache)
     runner = ModelRunner(

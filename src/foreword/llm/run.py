@@ -144,8 +144,8 @@ class Run:
             if step.request_id not in self._trackers:
                 continue
             index, tracker = self._trackers[step.request_id]
-            self._generated_tokens += len(step.new_tokens)
             delta = tracker.apply(step, index)
+            self._generated_tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
                 ended = tracker.output.outputs[delta.index]
                 self._runs.turns.remember(tracker.output.prompt_token_ids, ended.token_ids)

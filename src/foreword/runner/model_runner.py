@@ -1,5 +1,6 @@
 """One step on the model: copies, forward pass, logits of the rows that need them, tokens."""
 
+import itertools
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class PromptRows:
 class RunnerResult:
     """Tokens drawn, prompt logprobs found and probes answered, by sequence."""
 
-    sampled: dict[SequenceId, SampledToken]
+    sampled: dict[SequenceId, tuple[SampledToken, ...]]  # behind the last known token and behind each draft
     prompt_logprobs: dict[SequenceId, list[TokenLogprobs]]
     readings: dict[SequenceId, Reading] = field(default_factory=dict)
 
@@ -66,11 +67,11 @@ class ModelRunner:
     def execute(
         self,
         output: SchedulerOutput,
-        sampling: Mapping[SequenceId, SamplingRow],
+        sampling: Mapping[SequenceId, Sequence[SamplingRow]],
         prompt_rows: Mapping[SequenceId, PromptRows],
         probes: Mapping[SequenceId, Probe] = MappingProxyType({}),
     ) -> RunnerResult:
-        """Run one step; every sequence with `samples` has a row in `sampling`.
+        """Run one step; every sequence with `samples` has in `sampling` a row for each token it draws.
 
         Those in `probes` have their last row wanted, and draw nothing.
         """
@@ -86,7 +87,7 @@ class ModelRunner:
                 found[s.sequence_id] = self._prompt_logprobs(hidden[first:], wanted)
             first += s.num_logits
             if s.samples:
-                drawn.append((s.sequence_id, first - 1))
+                drawn += [(s.sequence_id, row) for row in range(first - 1 - s.num_drafts, first)]
             elif s.sequence_id in probes:
                 probed.append((s.sequence_id, first - 1))
         return RunnerResult(self._sample(hidden, drawn, sampling), found, self._read(hidden, probed, probes))
@@ -101,14 +102,15 @@ class ModelRunner:
         )
 
     def _sample(
-        self, hidden: F32, drawn: Sequence[tuple[SequenceId, int]], sampling: Mapping[SequenceId, SamplingRow]
-    ) -> dict[SequenceId, SampledToken]:
+        self, hidden: F32, drawn: Sequence[tuple[SequenceId, int]], sampling: Mapping[SequenceId, Sequence[SamplingRow]]
+    ) -> dict[SequenceId, tuple[SampledToken, ...]]:
         if not drawn:
             return {}
         rows = [row for _, row in drawn]
         logits = self._logits(hidden if rows == list(range(len(hidden))) else hidden[rows])
-        tokens = self._sampler.sample(logits, [sampling[sequence_id] for sequence_id, _ in drawn])
-        return {sequence_id: token for (sequence_id, _), token in zip(drawn, tokens, strict=True)}
+        sequence_ids = list(dict.fromkeys(sequence_id for sequence_id, _ in drawn))
+        tokens = iter(self._sampler.sample(logits, [row for i in sequence_ids for row in sampling[i]]))
+        return {i: tuple(itertools.islice(tokens, len(sampling[i]))) for i in sequence_ids}
 
     def _read(
         self, hidden: F32, probed: Sequence[tuple[SequenceId, int]], probes: Mapping[SequenceId, Probe]

@@ -110,9 +110,10 @@ def _adjust(logits: F32, row: SamplingRow) -> None:
     """
     params = row.params
     if _has_penalties(row):
-        output, counts = np.unique(np.array(row.token_ids[row.prompt_len :], np.int64), return_counts=True)
+        past = row.past_token_ids
+        output, counts = np.unique(np.array(past[row.prompt_len :], np.int64), return_counts=True)
         if params.repetition_penalty != 1:
-            seen = np.unique(np.array(row.token_ids, np.int64))
+            seen = np.unique(np.array(past, np.int64))
             penalty = np.float32(params.repetition_penalty)
             logits[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
         frequency = counts.astype(np.float32) * np.float32(params.frequency_penalty)

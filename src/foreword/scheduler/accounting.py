@@ -1,15 +1,17 @@
 """Counting tokens: each known token once as cached or computed, and repeated work apart."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foreword.core.outputs import SchedulerOutput
 from foreword.core.sequence import Sequence
+from foreword.core.types import SequenceId
 from foreword.kv_cache.manager import KVCacheManager
 
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """What the scheduler did since the start. `computed = prefilled + decoded + recomputed`."""
+    """What the scheduler did since the start. `computed = prefilled + decoded + recomputed + drafted - accepted`."""
 
     num_steps: int = 0
     computed_tokens: int = 0  # forward passes of one token
@@ -18,6 +20,8 @@ class SchedulerCounters:
     recomputed_tokens: int = 0  # of these, repeated work: after preemption, or in the naive loop
     cached_tokens: int = 0  # prompt tokens whose forward pass was skipped
     sampled_tokens: int = 0
+    drafted_tokens: int = 0  # computed on the guess that they would be drawn
+    accepted_tokens: int = 0  # of these, drawn: computed when drawn, so a step fewer each
     num_preemptions: int = 0
     reserved_slot_steps: int = 0  # slots of held blocks, summed over steps
     unused_slot_steps: int = 0  # of these, slots that hold no token
@@ -55,10 +59,31 @@ def account_computed(sequence: Sequence, start: int, num_tokens: int, counters: 
     sequence.num_accounted = max(sequence.num_accounted, end)
 
 
-def account_slots(output: SchedulerOutput, manager: KVCacheManager, counters: SchedulerCounters) -> None:
+def account_drawn(sequence: Sequence, num_tokens: int, counters: SchedulerCounters) -> None:
+    """The sequence took `num_tokens` drawn tokens; negative: so many are dropped again."""
+    sequence.usage.completion_tokens += num_tokens
+    counters.sampled_tokens += num_tokens
+
+
+def account_drafts(sequence: Sequence, num_accepted: int, num_drafts: int, counters: SchedulerCounters) -> None:
+    """Of `num_drafts` drafts computed behind what the sequence had computed, the first `num_accepted` stay."""
+    account_computed(sequence, sequence.num_computed_tokens, num_accepted, counters)
+    sequence.num_computed_tokens += num_accepted
+    counters.computed_tokens += num_drafts - num_accepted
+    counters.drafted_tokens += num_drafts
+    counters.accepted_tokens += num_accepted
+
+
+def account_slots(
+    output: SchedulerOutput,
+    num_accepted: Mapping[SequenceId, int],
+    manager: KVCacheManager,
+    counters: SchedulerCounters,
+) -> None:
     """Compare the slots held during a step with those that hold a token once it is done. Call before anything ends."""
     block_size = manager.config.block_size
     counters.reserved_slot_steps += manager.pool.num_held * block_size
     for scheduled in output.sequences:
-        used = scheduled.start + len(scheduled.token_ids)
+        num_rejected = scheduled.num_drafts - num_accepted.get(scheduled.sequence_id, 0)
+        used = scheduled.start + len(scheduled.token_ids) - num_rejected
         counters.unused_slot_steps += len(scheduled.block_table) * block_size - used

@@ -4,7 +4,7 @@ There is no prefill mode and no decode mode. A sequence with one token to catch 
 one with more is prefilling, and a preempted one is simply behind again.
 
     schedule():  running sequences first, those nearly caught up before those far behind;
-                 then waiting ones, in order, while there is room;
+                 then waiting ones, in order, while there is room; then drafts, in what is left over;
     update():    K and V are written: commit them, take the drawn tokens in, end what has ended, fork what can fork;
     branch():    for beam search: go on from a sequence whose next token is chosen above, once with each choice.
 
@@ -16,6 +16,8 @@ No livelock, because
 - whoever waits at the head of the queue for room is not overtaken, so running sequences end and the room comes.
 """
 
+from collections.abc import Mapping
+
 from foreword.core.config import SchedulerConfig
 from foreword.core.errors import InvariantError, QueueFullError
 from foreword.core.outputs import SampledToken, SchedulerOutput, SequenceStep
@@ -24,14 +26,15 @@ from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.accounting import SchedulerCounters, account_computed, account_skipped, account_slots
 from foreword.scheduler.branching import Branching
+from foreword.scheduler.drafting import Drafting, agreed, append_token
 from foreword.scheduler.giving_way import GivingWay
 from foreword.scheduler.policy import MAX_PREEMPTIONS, LongestHitFirst, arrange_fairly
 from foreword.scheduler.queues import SequenceQueue, nearly_caught_up_first
 from foreword.scheduler.records import check_sequences, step_of
 from foreword.scheduler.reservations import Reservations
+from foreword.scheduler.speculation import Speculation
 from foreword.scheduler.starting import Start, find_heir, find_start, shared_len, take_blocks
 from foreword.scheduler.step_plan import StepPlan
-from foreword.scheduler.stopping import finish_reason
 from foreword.scheduler.validation import check_ids, check_request
 
 MAX_PASSED = 64
@@ -45,7 +48,10 @@ class Scheduler:
     `abort` and `finish` may come at any time between two calls.
     """
 
-    def __init__(self, config: SchedulerConfig, manager: KVCacheManager) -> None:
+    def __init__(
+        self, config: SchedulerConfig, manager: KVCacheManager, speculation: Speculation | None = None
+    ) -> None:
+        """Args: `speculation`: who drafts; by default what `config` names."""
         self.config = config
         self.manager = manager
         self.counters = SchedulerCounters()
@@ -58,6 +64,7 @@ class Scheduler:
         self._giving_way = GivingWay(
             manager, self._waiting, self._running, self._branching.undecided, self._reservations, self.counters
         )
+        self._drafting = Drafting(config, manager, self._reservations, self.counters, speculation)
         self._order = LongestHitFirst()
         self._watermark = int(config.watermark * manager.config.num_blocks)
         self._pending: SchedulerOutput | None = None
@@ -114,10 +121,16 @@ class Scheduler:
             if not sequence.is_finished:
                 self._end(sequence, FinishReason.ABORT)
 
-    def finish(self, sequence_id: SequenceId, reason: FinishReason) -> None:
-        """End a sequence for a cause seen above, such as a stop string. One that has ended already stays as it is."""
+    def finish(self, sequence_id: SequenceId, reason: FinishReason, num_output_tokens: int | None = None) -> None:
+        """End a sequence for a cause seen above, such as a stop string. One that has ended already stays as it is.
+
+        What it drew in the last step beyond `num_output_tokens` is dropped, as if it had not been drawn.
+        """
         if sequence_id in self._sequences:
-            self._end(self._sequences[sequence_id], reason)
+            sequence = self._sequences[sequence_id]
+            if num_output_tokens is not None:
+                self._drafting.drop(sequence, num_output_tokens)
+            self._end(sequence, reason)
 
     def branch(self, parent_id: SequenceId, token_ids: list[TokenId], children: list[Sequence]) -> None:
         """Go on from a sequence whose next token is chosen above, once with each of `token_ids`.
@@ -136,7 +149,7 @@ class Scheduler:
             self.manager.register(child, request.namespace, request.tenant)
         self._branching.fork(parent, children)
         for sequence, token_id in zip((parent, *children), token_ids, strict=True):
-            self._append(sequence, token_id)
+            append_token(sequence, token_id, self.counters)
             self._branching.resume(sequence)
 
     def schedule(self, now: int) -> SchedulerOutput | None:
@@ -158,17 +171,22 @@ class Scheduler:
                 self._admit_waiting(plan)
         if not len(plan):
             return None
+        self._drafting.add(plan, self._running, self._requests)
         self.counters.num_steps += 1
         self._pending = plan.build(self.counters.num_steps, self.manager, self._requests)
         if self.manager.config.debug:
             self.check_invariants()
         return self._pending
 
-    def update(self, output: SchedulerOutput, sampled: dict[SequenceId, SampledToken]) -> list[SequenceStep]:
-        """Take in what the step of `output` computed and drew. Sequences ended since `schedule` are passed over.
+    def update(
+        self, output: SchedulerOutput, sampled: Mapping[SequenceId, tuple[SampledToken, ...]]
+    ) -> list[SequenceStep]:
+        """Take in what the step of `output` computed and drew: a token behind the last known one and behind each draft.
+
+        Sequences ended since `schedule` are passed over.
 
         Returns:
-            One record for each sequence that got a token or ended, in batch order.
+            One record for each sequence that got tokens or ended, in batch order.
 
         Raises:
             InvariantError: `output` is not the step last scheduled, or a drawn token is missing; nothing changed.
@@ -176,15 +194,16 @@ class Scheduler:
         self._expect(output)
         live = [scheduled for scheduled in output.sequences if scheduled.sequence_id in self._sequences]
         for scheduled in live:
-            if scheduled.samples and scheduled.sequence_id not in sampled:
-                raise InvariantError(f"no token was drawn for sequence {scheduled.sequence_id}")
+            if scheduled.samples and len(sampled.get(scheduled.sequence_id, ())) != 1 + scheduled.num_drafts:
+                raise InvariantError(f"not every token was drawn for sequence {scheduled.sequence_id}")
         self._pending = None
         steps = []
-        account_slots(output, self.manager, self.counters)
+        runs = {s.sequence_id: agreed(s, sampled[s.sequence_id]) for s in live if s.samples}
+        account_slots(output, {i: len(run) - 1 for i, run in runs.items()}, self.manager, self.counters)
         self.manager.end_step()
         for scheduled in live:
             sequence = self._sequences[scheduled.sequence_id]
-            num_tokens = len(scheduled.token_ids)
+            num_tokens = len(scheduled.token_ids) - scheduled.num_drafts
             account_computed(sequence, scheduled.start, num_tokens, self.counters)
             sequence.num_computed_tokens += num_tokens
             if not self.config.recompute_all:
@@ -193,7 +212,7 @@ class Scheduler:
                 self._reservations.stop(sequence)
                 self._branching.await_choice(sequence)
             elif scheduled.samples:
-                steps.append(self._take_token(sequence, sampled[scheduled.sequence_id]))
+                steps.append(self._take_run(sequence, runs[scheduled.sequence_id], scheduled.num_drafts))
             elif not self._draws(sequence) and sequence.num_computed_tokens == sequence.num_tokens:
                 self._end(sequence, FinishReason.LENGTH)
                 steps.append(step_of(sequence))
@@ -334,22 +353,13 @@ class Scheduler:
         if heir is not None and not self.config.recompute_all:
             self._fork(sequence, heir)
 
-    def _take_token(self, sequence: Sequence, token: SampledToken) -> SequenceStep:
-        request = self._requests[sequence.request_id]
-        self._append(sequence, token.token_id)
-        reason = finish_reason(sequence, request.eos_token_ids, self.config.max_model_len)
-        if reason is FinishReason.STOP and token.token_id in sequence.params.stop_token_ids:
-            sequence.stop_token_id = token.token_id
+    def _take_run(self, sequence: Sequence, run: tuple[SampledToken, ...], num_drafts: int) -> SequenceStep:
+        taken, reason = self._drafting.take(sequence, run, num_drafts, self._requests[sequence.request_id])
         if reason is not None:
             self._end(sequence, reason)
         elif self.config.recompute_all:
             sequence.num_computed_tokens = 0
-        return step_of(sequence, token)
-
-    def _append(self, sequence: Sequence, token_id: TokenId) -> None:
-        sequence.token_ids.append(token_id)
-        sequence.usage.completion_tokens += 1
-        self.counters.sampled_tokens += 1
+        return step_of(sequence, *taken)
 
     def _tenant_of(self, sequence: Sequence) -> bytes:
         return self._requests[sequence.request_id].tenant
@@ -368,6 +378,7 @@ class Scheduler:
         self._branching.undecided.discard(sequence)
         self._reservations.stop(sequence)
         self._order.forget(sequence)
+        self._drafting.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         del self._sequences[sequence.sequence_id]

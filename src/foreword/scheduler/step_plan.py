@@ -1,11 +1,11 @@
 """The step under construction: what has been given to whom so far."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreword.core.outputs import BlockCopy, ScheduledSequence, SchedulerOutput
 from foreword.core.sequence import Request, Sequence
-from foreword.core.types import BlockId, RequestId, SequenceId
+from foreword.core.types import BlockId, RequestId, SequenceId, TokenId
 from foreword.kv_cache.manager import Allocation, KVCacheManager
 
 
@@ -14,6 +14,7 @@ class _Share:
     sequence: Sequence
     num_tokens: int
     allocation: Allocation
+    drafts: tuple[TokenId, ...] = ()
 
 
 class StepPlan:
@@ -31,6 +32,25 @@ class StepPlan:
         """Let `sequence` compute its next `num_tokens` tokens."""
         self._shares[sequence.sequence_id] = _Share(sequence, num_tokens, allocation)
         self.token_budget -= num_tokens
+
+    def decoding(self) -> list[Sequence]:
+        """Sequences that compute the last token they have drawn, and no other."""
+        return [
+            share.sequence
+            for share in self._shares.values()
+            if share.num_tokens == 1
+            and share.sequence.num_output_tokens
+            and share.sequence.num_computed_tokens == share.sequence.num_tokens - 1
+        ]
+
+    def add_drafts(self, sequence: Sequence, drafts: list[TokenId], more: Allocation) -> None:
+        """Let a sequence that decodes compute `drafts` too, into blocks given to it for them."""
+        share = self._shares[sequence.sequence_id]
+        given = Allocation(
+            (*share.allocation.fresh_blocks, *more.fresh_blocks), (*share.allocation.copies, *more.copies)
+        )
+        self._shares[sequence.sequence_id] = replace(share, allocation=given, drafts=tuple(drafts))
+        self.token_budget -= len(drafts)
 
     def copying(self) -> set[SequenceId]:
         """Sequences one of whose blocks is a copy still to be made."""
@@ -68,9 +88,10 @@ def _scheduled(share: _Share, request: Request, manager: KVCacheManager) -> Sche
     wants_row = samples or (is_last and request.probe is not None)
     return ScheduledSequence(
         sequence_id=sequence.sequence_id,
-        token_ids=sequence.token_ids[start : start + num_tokens],
+        token_ids=[*sequence.token_ids[start : start + num_tokens], *share.drafts],
         start=start,
         block_table=manager.block_table(sequence).ids,
-        num_logits=num_tokens if wants_prompt_logprobs(sequence) else int(wants_row),
+        num_logits=num_tokens if wants_prompt_logprobs(sequence) else int(wants_row) + len(share.drafts),
         samples=samples,
+        num_drafts=len(share.drafts),
     )

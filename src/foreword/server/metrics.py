@@ -127,6 +127,8 @@ class _EngineView(Collector):
             ("vllm:prompt_tokens", "Prompt tokens computed or read", stats.prefilled_tokens + stats.cached_tokens),
             ("vllm:prompt_tokens_cached", "Of these, tokens read from cache", stats.cached_tokens),
             ("vllm:generation_tokens", "Tokens generated", stats.sampled_tokens),
+            ("vllm:spec_decode_num_draft_tokens", "Drafts computed", stats.drafted_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Of these, tokens drawn", stats.accepted_tokens),
             ("vllm:num_preemptions", "Preemptions", stats.num_preemptions),
             ("foreword:steps", "Engine steps", stats.num_steps),
             ("foreword:step_failures", "Steps that raised", self._step_failures()),
