@@ -19,7 +19,7 @@ from typing import Any
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from foreword.cli.main import app
+from foreword.cli.main import make_app
 from foreword.cli.options import ModelOptions, SamplingOptions
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.sampling_params import SamplingParams
@@ -130,7 +130,7 @@ def cli_page() -> str:
             f"{inspect.getdoc(group)} Meanings: [settings](config.md).\n",
             _option_table(_rows_of_group(group)),
         ]
-    for command in app.registered_commands:
+    for command in make_app().registered_commands:
         assert command.callback is not None
         name = command.name or command.callback.__name__.replace("_", "-")
         parts += [f"## foreword {name}\n", f"{inspect.getdoc(command.callback)}\n", *_tables(command.callback)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cli.main import app
+from foreword.cli.main import make_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text()
@@ -30,7 +30,7 @@ def test_the_generated_pages_are_fresh_whatever_the_terminal() -> None:
 
 
 def test_every_command_has_its_section() -> None:
-    assert len(app.registered_commands) == len(COMMANDS) > 4
+    assert len(make_app().registered_commands) == len(COMMANDS) > 4
 
 
 @pytest.mark.parametrize("command", COMMANDS)

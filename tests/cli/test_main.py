@@ -56,6 +56,27 @@ def test_help_loads_no_library_that_takes_long() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_command_loads_no_other_command_and_no_validator() -> None:
+    unwanted = ("foreword.cli.doctor", "foreword.cli.bench", "pydantic", "gguf")
+    code = (
+        "import sys; from foreword.cli.main import main; code = main(['serve', '--new-key', 'x']);"
+        f"sys.exit(code or ','.join(name for name in {unwanted} if name in sys.modules) or 0)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_start_on_the_cpu_needs_no_format_library(tiny: str) -> None:
+    code = (
+        "import sys; from foreword.llm.loading import EngineOptions, load;"
+        f"load({tiny!r}, EngineOptions()); sys.exit('gguf' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_ctrl_c_ends_a_long_answer_with_130(tiny: str) -> None:
     process = _start("generate", "hi", "--model", tiny, "--max-tokens", "400", "--ignore-eos", "--kv-cache", "off")
     assert process.stdout is not None

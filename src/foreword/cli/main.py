@@ -4,41 +4,36 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from foreword.cli.bench import bench
-from foreword.cli.chat import chat
 from foreword.cli.console import one_line
-from foreword.cli.demo import demo
-from foreword.cli.doctor import doctor
-from foreword.cli.generate import generate
-from foreword.cli.lint import lint
-from foreword.cli.plan import plan
-from foreword.cli.pull import pull
-from foreword.cli.replay import replay
-from foreword.cli.rerank import rerank
-from foreword.cli.serve import serve
-from foreword.cli.why import why
 from foreword.core.errors import ForewordError, InvariantError
 
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
-app = typer.Typer(
-    name="foreword",
-    help="An LLM inference engine for plain CPUs that never reads the same opening twice.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (demo, pull, generate, chat, rerank, serve, bench, plan, lint, why, replay, doctor):
-    app.command()(command)
+COMMANDS = ("demo", "pull", "generate", "chat", "rerank", "serve", "bench", "plan", "lint", "why", "replay", "doctor")
 
 
-@app.callback(invoke_without_command=True)
+def make_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The commands named, each in a file of its name under `cli`; only these files are imported."""
+    app = typer.Typer(
+        name="foreword",
+        help="An LLM inference engine for plain CPUs that never reads the same opening twice.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for name in names:
+        app.command()(getattr(import_module(f"foreword.cli.{name}"), name))
+    app.callback(invoke_without_command=True)(_root)
+    return app
+
+
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
@@ -59,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _open_closed_streams()
     try:
+        app = make_app(_wanted(sys.argv[1:] if argv is None else argv))
         code = app(args=argv, prog_name="foreword", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
@@ -80,6 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _refuse(format_message())
     return code if isinstance(code, int) else 0
+
+
+def _wanted(arguments: Sequence[str]) -> Sequence[str]:
+    """The one command that will run; all where their list is the answer (`--help`, a name that is none of them)."""
+    return arguments[:1] if arguments and arguments[0] in COMMANDS else COMMANDS
 
 
 def _refuse(message: str) -> int:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from foreword.ops.backend import (
@@ -227,6 +225,9 @@ def _own(matrix: PackedMatrix) -> ReferenceMatrix:
 
 
 def _dequantise(data: NDArray[np.uint8], kind: str, shape: tuple[int, ...]) -> F32:
+    from gguf import GGMLQuantizationType  # not above: it takes a tenth of a second, and every start imports this file
+    from gguf.quants import dequantize
+
     values = dequantize(data.reshape(shape[0], -1), GGMLQuantizationType[kind])
     return np.ascontiguousarray(values, np.float32).reshape(shape)
 
