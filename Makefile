@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: demo test check bench bench-peers docs clean
+.PHONY: demo test check bench bench-peers bench-guard docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed  ## every claim of the foundations, measured on a real model
@@ -29,6 +29,9 @@ docs: $(VENV)/.installed-docs  ## the documents as a site, every link checked: s
 bench-peers: $(VENV)/.installed  ## beside other engines, which it sets up in build/peers; PEERS_FLAGS="--rows W1 --peers llama.cpp"
 	$(VENV)/bin/foreword pull smollm2
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python -m benchmarks.peers --json build/peers/result.json $(PEERS_FLAGS)
+
+bench-guard: $(VENV)/.installed  ## instructions of the kernels beside those kept; needs valgrind; GUARD_FLAGS=--keep
+	$(VENV)/bin/python -m benchmarks.guard $(GUARD_FLAGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

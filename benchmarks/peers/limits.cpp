@@ -100,8 +100,12 @@ double int8_madds_s(int threads) {
 }
 #else
 constexpr bool kMeasuresArithmetic = false;
-double float_madds_s(int) { return 0; }
-double int8_madds_s(int) { return 0; }
+double float_madds_s(int) {
+  return 0;
+}
+double int8_madds_s(int) {
+  return 0;
+}
 #endif
 
 }  // namespace
