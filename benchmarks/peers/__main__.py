@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -138,5 +139,11 @@ def _at_least_one(text: str) -> int:
     return number
 
 
+def end_in_order_when_terminated() -> None:
+    """Let SIGTERM (a time limit, say) unwind the run, so that no engine outlives it."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 if __name__ == "__main__":
+    end_in_order_when_terminated()
     sys.exit(main())

@@ -1,5 +1,7 @@
 """Engines are asked over HTTP and over pipes, and a fault of theirs has their name."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -97,3 +99,26 @@ def test_a_worker_that_ends_in_an_answer_is_named_with_its_last_line(tmp_path: P
 def test_decode_counts_the_tokens_after_the_first() -> None:
     answer = Answer(times_s=[1.0, 1.5, 2.0], num_tokens=3)
     assert (answer.ttft_s, answer.decode_tok_s) == (1.0, 2.0)
+
+
+def test_a_run_that_is_terminated_takes_its_engine_along() -> None:
+    code = """
+import time
+from benchmarks.peers.__main__ import end_in_order_when_terminated
+from tests.peers.test_engines import server
+from benchmarks.peers.http_engine import LlamaDialect
+end_in_order_when_terminated()
+engine = server("llama", LlamaDialect())
+try:
+    print(engine._process.pid, flush=True)
+    time.sleep(60)
+finally:
+    engine.close()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        engine = int(run.stdout.readline())
+        run.terminate()
+        assert run.wait(timeout=30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine, 0)
