@@ -15,6 +15,14 @@ settings.register_profile(
     "deep", max_examples=400, stateful_step_count=200, deadline=None, suppress_health_check=_QUIET
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+_DEEP_TIMEOUT_S = 4 * 3600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give deep runs the hours they take: the usual limit is there to end what hangs."""
+    if os.environ.get("HYPOTHESIS_PROFILE") == "deep":
+        for item in items:
+            item.add_marker(pytest.mark.timeout(_DEEP_TIMEOUT_S))
 
 
 @pytest.fixture(autouse=True)
