@@ -32,11 +32,12 @@ class Terminal:
         return shown.decode(errors="replace")
 
     def type_until(self, keys: str, text: str) -> None:
-        """Press keys, again and again, until it shows `text`."""
+        """Press keys, and then the return key again and again, until it shows `text`."""
         deadline = time.monotonic() + _PATIENCE_S
         while text.encode() not in self._ahead:
             assert time.monotonic() < deadline, f"{text!r} did not come after {self._ahead!r}"
             self.type(keys)
+            keys = "\n"
             while select.select([self._fd], [], [], 2.0)[0] and text.encode() not in self._ahead:
                 self._ahead += os.read(self._fd, 65536)
         self.read_until(text)
