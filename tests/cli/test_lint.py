@@ -49,25 +49,62 @@ def test_json_is_one_line(run: Run, log: str) -> None:
 
 
 def test_the_exit_code_is_for_ci(run: Run, log: str) -> None:
-    assert run("lint", log, "--min-hit-rate", "0.9").code == 1
+    ran = run("lint", log, "--min-hit-rate", "0.9")
+    assert ran.code == 1
+    assert "at least 90.0% asked for" in ran.err
     assert run("lint", log, "--min-hit-rate", "0.01").code == 0
 
 
-def test_tokens_of_a_model(run: Run, tiny: str, tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    lines = [
-        {"messages": [{"role": "user", "content": "Hello there, keeper of the light"}]},
-        {"input": "Hello"},
-        {"prompt": "Hello"},
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *lines]))
+_SYSTEM, _USER = "Be brief, and kind to readers.", "Hello there, keeper of the light"
+
+
+@pytest.mark.parametrize(
+    ("body", "num_tokens"),
+    [
+        ({"prompt": "Hello"}, 5),
+        ({"messages": [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]}, None),
+        ({"system": _SYSTEM, "messages": [{"role": "user", "content": [{"type": "text", "text": _USER}]}]}, None),
+        ({"instructions": _SYSTEM, "input": _USER}, None),
+        (
+            {
+                "instructions": _SYSTEM,
+                "input": [{"role": "user", "content": [{"type": "input_text", "text": _USER}]}],
+            },
+            None,
+        ),
+    ],
+)
+def test_tokens_of_a_model_are_those_of_its_template_in_every_dialect(
+    body: dict[str, object], num_tokens: int | None, run: Run, tiny: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(2 * (json.dumps(body) + "\n"))
 
     ran = run("lint", str(path), "--model", tiny, "--json", "--no-repair")
 
     rules = ran.json["rules"]
     assert isinstance(rules, list)
-    exact = rules[0]
-    assert exact["read"] == exact["tokens"] // 2 - 3  # the last token of each is computed
+    # A token a byte, but for five special ones and the line end behind each of two messages.
+    chat = len(_SYSTEM) + len(_USER) + len("system\n\nuser\n\nassistant\n") + 5
+    expected = num_tokens or chat
+    assert (rules[0]["tokens"], rules[0]["read"]) == (2 * expected, expected - 1)  # the last token is computed
+
+
+def test_what_only_the_server_renders_is_counted_by_its_parts(run: Run, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "seven ships"}
+    path.write_text(json.dumps({"system": _SYSTEM, "messages": [{"role": "user", "content": [result]}]}) + "\n")
+
+    assert run("lint", str(path), "--model", tiny, "--quiet").code == 0
+
+
+def test_an_empty_log_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n")
+
+    ran = run("lint", str(path))
+
+    assert (ran.code, ran.err) == (2, f"foreword: {path}: holds no request\n")
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,8 @@ def test_a_subscriber_that_never_reads_costs_bounded_memory_and_nothing_else(sta
     assert resident_bytes() - before < 16 << 20
     assert publisher.num_dropped == 0
     found, _ = subscribed(clients, publisher, number)
-    assert int.from_bytes(found.recv_multipart()[1], "big") >= number
+    # The last batch of the flood may still have been on its way when it subscribed.
+    assert int.from_bytes(found.recv_multipart()[1], "big") >= number - 1
 
 
 def test_close_sends_what_is_queued_and_ends_thread_and_sockets(start: Any, clients: Clients) -> None:

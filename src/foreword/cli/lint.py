@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.console import human_s, one_line, out_console, write_json
+from foreword.cli.console import human_s, one_line, out_console, remark, write_json
 from foreword.cli.options import JsonFlag, QuietFlag, grouped
 from foreword.cli.progress import progress
+from foreword.cli.request_body import AskedPrompt, from_body
 from foreword.cli.session import find_model
 from foreword.core.errors import ForewordError, InvalidRequestError
 
@@ -78,11 +79,16 @@ def lint(
         report = run(source, pack, show_text=shown.show_text, repair=judged.repair)
         if shown.write_repaired is not None:
             _write(mended(source, report.repairs), shown.write_repaired)
+    if report.requests == 0:
+        raise ForewordError(f"{path}: holds no request")
     if shown.json:
         write_json(report.as_json())
     else:
         _print(report, judged)
-    if judged.min_hit_rate is not None and report.score("exact").hit_rate < judged.min_hit_rate:
+    found = report.score("exact").hit_rate
+    if judged.min_hit_rate is not None and found < judged.min_hit_rate:
+        if not (shown.json or shown.quiet):
+            remark(f"exact: {found:.1%} reusable, at least {judged.min_hit_rate:.1%} asked for")
         raise typer.Exit(EXIT_BELOW)
 
 
@@ -103,10 +109,9 @@ def _model_tokens(model: str) -> "PackTokens":
     tokenizer, template = load_text(open_model_files(find_model(model)))
 
     def pack(request: "LoggedRequest") -> bytes:
-        messages = request.body.get("messages")
-        if request.dialect == "chat" and template is not None and isinstance(messages, list):
-            tools = request.body.get("tools")
-            ids = template.encode(messages, tools=tools if isinstance(tools, list) else None)
+        asked = None if request.dialect == "completions" else _conversation(request)
+        if asked is not None and asked.messages is not None and template is not None:
+            ids = template.encode(asked.messages, tools=asked.tools or None)
         else:
             text = b"".join(part.rendered for part in request.parts).decode("utf-8", "replace")
             text = text if request.dialect != "completions" else request.parts[0].text
@@ -114,6 +119,34 @@ def _model_tokens(model: str) -> "PackTokens":
         return array("i", ids).tobytes()
 
     return pack
+
+
+def _conversation(request: "LoggedRequest") -> AskedPrompt | None:
+    """The request as the server reads it; None where it has parts that only the server can render."""
+    body = request.body
+    if request.dialect == "responses":
+        opening = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+        asked = body.get("input")
+        listed = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        body = {"messages": [*opening, *map(_as_chat, listed if isinstance(listed, list) else ())]}
+    try:
+        return from_body(body, "request")
+    except ForewordError:
+        return None
+
+
+def _as_chat(item: object) -> object:
+    """A message of the responses dialect with its text blocks called as in chat."""
+    if not isinstance(item, dict) or not isinstance(item.get("content"), list):
+        return item
+    blocks = [
+        {**block, "type": "text"} if isinstance(block, dict) and block.get("type") in _TEXT_BLOCKS else block
+        for block in item["content"]
+    ]
+    return {**item, "content": blocks}
+
+
+_TEXT_BLOCKS = ("input_text", "output_text")
 
 
 def _write(source: "Source", path: Path) -> None:

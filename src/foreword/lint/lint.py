@@ -209,7 +209,8 @@ def _note_divergence(
 ) -> bool:
     """Name the fault behind a divergence, if there is one that costs something; returns whether there is."""
     at = find_cause(before, request, parts_shared)
-    lost = 0 if at is None else lost_tokens(before, request, at, sizes)
+    # A part is sized by its share of the bytes; what was read from the cache is certain, and not lost.
+    lost = 0 if at is None else min(lost_tokens(before, request, at, sizes), sum(sizes) - shared)
     if at is None or lost < MIN_LOSS:
         return False
     part = request.parts[at.index]

@@ -19,7 +19,8 @@ def bars(plan: Plan) -> list[str]:
         length = min(_WIDTH + _BEYOND, round(row.shared_bytes / limit * _WIDTH))
         cells = "█" * max(1, length)
         line = cells[:_WIDTH].ljust(_WIDTH) + "|" + cells[_WIDTH:]
-        lines.append(f"{row.requests:>10,} {line}{'' if row.fits else f'  {row.shared_bytes / limit:,.1f} times'}")
+        times = f"  {row.shared_bytes / limit:,.1f} times" if plan.kv_budget_bytes else "  no memory is left"
+        lines.append(f"{row.requests:>10,} {line}{'' if row.fits else times}")
     return lines
 
 

@@ -148,6 +148,8 @@ def make_plan(geometry: Geometry, options: PlanOptions) -> Plan:
     paged, beside_prefix, prefix = _mean_bytes(geometry, options)
     longest = geometry.block_elements(options.lengths.longest, options.block_size) * size
     contiguous = geometry.token_elements() * reserve * size  # a window is no reason for a smaller array there
+    if not budget:
+        notes += ("weights and process take all of the memory: nothing is left for K and V",)
     if geometry.max_position is not None and options.lengths.longest > geometry.max_position:
         notes += (f"contexts reach beyond the model's {geometry.max_position:,} tokens",)
     return Plan(
