@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ class Terminal:
         self._ahead = b""  # shown already, not yet asked for
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests in the background ignores it
             os.execv(sys.executable, [sys.executable, "-m", "foreword", *argv])
 
     def read_until(self, text: str) -> str:
