@@ -9,6 +9,7 @@ import typer
 
 from foreword.cli.console import human_bytes, out_console, write_json
 from foreword.cli.options import JsonFlag, grouped, parse_bytes
+from foreword.cli.picture import check_plot
 from foreword.cli.session import find_model
 from foreword.core.errors import InvalidRequestError
 
@@ -87,7 +88,7 @@ def plan(
 
     Reads sizes alone, so it knows more models than the engine runs: MHA, GQA, MQA, sliding windows, mixed layers, MLA.
     """
-    from foreword.plan.draw import check_plot, save_plot
+    from foreword.plan.draw import save_plot
     from foreword.plan.plan import PlanOptions, make_plan
 
     if shown.plot is not None:

@@ -11,6 +11,7 @@ import typer
 from foreword.cli.console import human_bytes, out_console, write_json
 from foreword.cli.load_options import SentTo
 from foreword.cli.options import JsonFlag, QuietFlag, grouped
+from foreword.cli.picture import check_plot
 from foreword.cli.progress import progress
 from foreword.cli.rows import print_row
 from foreword.cli.session import find_model
@@ -94,7 +95,7 @@ def replay(
     Takes Mooncake, kv-cache-tester (compact), conversations with messages, and plain lines of token_ids or block_ids.
     Hits are shown beside a cache without bounds and the clairvoyant optimum.
     """
-    from foreword.replay.plot import check_plot, save_plot
+    from foreword.replay.plot import save_plot
     from foreword.replay.replay import replay as run
     from foreword.replay.trace import Trace
 

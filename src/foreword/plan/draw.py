@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from foreword.core.errors import ForewordError, InvalidRequestError
+from foreword.core.errors import ForewordError
 from foreword.plan.plan import DTYPE_BYTES, Plan
 
-SUFFIXES = (".svg", ".png", ".pdf")
 _WIDTH = 48
 _BEYOND = 12  # cells of a bar that is too long
 _POINTS = 160
@@ -22,23 +21,6 @@ def bars(plan: Plan) -> list[str]:
         times = f"  {row.shared_bytes / limit:,.1f} times" if plan.kv_budget_bytes else "  no memory is left"
         lines.append(f"{row.requests:>10,} {line}{'' if row.fits else times}")
     return lines
-
-
-def check_plot(path: Path) -> None:
-    """Refuse what `save_plot` could not do.
-
-    Raises:
-        InvalidRequestError: another suffix than a picture's.
-        ForewordError: matplotlib is not here, or the folder.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise InvalidRequestError("plot", f"a file name that ends in {', '.join(SUFFIXES)}", str(path))
-    if not path.absolute().parent.is_dir():
-        raise ForewordError(f"plot: no folder {path.absolute().parent}")
-    try:
-        import matplotlib  # noqa: F401  # a search for its spec would find a broken installation too
-    except ImportError:
-        raise ForewordError("plot: pictures need matplotlib: pip install 'foreword[plot]'") from None
 
 
 def save_plot(plan: Plan, path: Path) -> None:
