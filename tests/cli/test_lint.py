@@ -48,6 +48,21 @@ def test_json_is_one_line(run: Run, log: str) -> None:
     assert [(finding["cause"], finding["count"]) for finding in findings] == [("changing_id", 8)]
 
 
+def test_a_log_may_be_piped_in(run: Run, log: str) -> None:
+    piped = run("lint", "-", "--json", stdin=Path(log).read_text())
+
+    assert piped.json == run("lint", log, "--json").json
+
+
+def test_json_has_money_when_there_is_a_price(run: Run, log: str) -> None:
+    found = run("lint", log, "--json", "--price", "3").json
+
+    rules = found["rules"]
+    assert isinstance(rules, list)
+    assert found["price"] == 3
+    assert all(row["money"] == pytest.approx(row["cost"] * 3e-6, abs=1e-6) for row in rules)
+
+
 def test_the_exit_code_is_for_ci(run: Run, log: str) -> None:
     ran = run("lint", log, "--min-hit-rate", "0.9")
     assert ran.code == 1

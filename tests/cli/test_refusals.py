@@ -58,6 +58,16 @@ def test_an_unusable_option_is_named(run: Run, tiny: str, options: list[str], pa
     _assert_one_line(run("generate", "hello", "--model", tiny, "--quiet", *options), part)
 
 
+@pytest.mark.parametrize("text", ["{bad", "[1]", "[" * 100_000, ""])
+def test_a_schema_that_is_none_is_named_with_its_file(run: Run, tiny: str, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(text)
+
+    _assert_one_line(
+        run("generate", "x", "--model", tiny, "-q", "--json-schema", str(path)), "--json-schema", str(path)
+    )
+
+
 @pytest.mark.parametrize("how", ["--raw", "--chat"])
 def test_an_empty_prompt_is_refused(run: Run, tiny: str, how: str) -> None:
     _assert_one_line(run("generate", "", how, "-q", "--model", tiny), "prompt: expected at least one character")

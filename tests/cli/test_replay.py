@@ -39,6 +39,12 @@ def test_one_line_of_json_for_machines(run: Run, trace: str) -> None:
     assert ran.json["index"] == "hash"
 
 
+def test_a_trace_may_be_piped_in(run: Run, trace: str) -> None:
+    piped = run("replay", "-", "--capacity", "64", "--json", stdin=Path(trace).read_text()).json
+
+    assert piped["rows"] == run("replay", trace, "--capacity", "64", "--json").json["rows"]
+
+
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_a_picture(run: Run, trace: str, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")

@@ -160,7 +160,7 @@ def test_other_machines_need_keys(run: Run, tiny: str, host: str) -> None:
         (("no-such-model",), "no-such-model"),
         (("--api-keys", "/no/such/file"), "/no/such/file"),
         (("--port", "70000"), "--port"),
-        (("--new-key", "two words"), "name"),
+        (("--new-key", "two words"), "new_key: expected a name of at most 64 letters"),
         (("--max-queued", "0"), "max-queued"),
     ],
 )

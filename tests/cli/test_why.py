@@ -99,6 +99,36 @@ def test_a_plain_prompt_may_be_piped_in(run: Run, server: LiveServer) -> None:
     assert ran.json["prompt_tokens"] == len("A prompt nobody has sent before: zq.")
 
 
+def responses(question: str) -> dict[str, Any]:
+    content = [{"type": "input_text", "text": question}]
+    return {"model": MODEL, "instructions": SYSTEM, "input": [{"role": "user", "content": content}]}
+
+
+def test_every_dialect_of_a_log_makes_the_same_prompt(run: Run, written: Any, tiny: str) -> None:
+    log = written(*[form(QUESTIONS[0]) for form in (openai, anthropic, responses)])
+
+    requests = run("why", "--log", log, "-m", tiny, "--json").json["requests"]
+
+    assert isinstance(requests, list)
+    assert [r["cause"] for r in requests] == ["never seen", "none", "none"]
+
+
+@pytest.mark.parametrize("text", ['{"messages": [', '{\n  "prompt": "x",\n}', "{"])
+def test_a_body_that_is_cut_off_is_no_prompt(run: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "body.json").write_text(text)
+
+    ran = run("why", str(tmp_path / "body.json"), "--url", "http://127.0.0.1:1")
+
+    assert ran.code == 2
+    assert "body.json: not JSON at line " in ran.err
+
+
+def test_an_address_may_end_as_clients_want_it(run: Run, server: LiveServer) -> None:
+    ran = run("why", "-", "--url", f"{server.url}/v1", "--json", stdin="Another prompt.")
+
+    assert ran.code == 0, ran.err
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
@@ -110,6 +140,9 @@ def test_a_plain_prompt_may_be_piped_in(run: Run, server: LiveServer) -> None:
         (['{"messages": [{"role": "user", "content": "x"}], "tools": 7}'], "line 1: tools: expected a list"),
         (['{"prompt": [99999]}'], "token ids from 0 to"),
         (["[" * 100_000], "line 1: expected a JSON object"),
+        (['{"input": 3}'], "line 1: Expected"),
+        (['{"input": "x", "previous_response_id": "r"}'], "line 1: previous_response_id: what came before"),
+        (['{"input": [{"type": "function_call_output", "call_id": "c", "output": "o"}]}'], "line 1: input[0].call_id"),
     ],
 )
 def test_a_log_that_is_none_is_refused_by_line(run: Run, written: Any, tiny: str, lines: list[str], told: str) -> None:

@@ -20,7 +20,8 @@ KeyOption = Annotated[
 
 
 def ask(url: str, path: str, key: str | None, body: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The server's answer to a GET, or with `body` to a POST. Redirects are not followed: a key goes to one host.
+    """The server's answer to a GET, or with `body` to a POST. An address that ends in `/v1`, as clients want it, is
+    taken too. Redirects are not followed: a key goes to one host.
 
     Raises:
         InvalidRequestError: not an http or https address.
@@ -35,7 +36,9 @@ def ask(url: str, path: str, key: str | None, body: Mapping[str, object] | None 
     try:
         connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
         try:
-            connection.request("GET" if data is None else "POST", parts.path.rstrip("/") + path, data, headers)
+            connection.request(
+                "GET" if data is None else "POST", parts.path.rstrip("/").removesuffix("/v1") + path, data, headers
+            )
             response = connection.getresponse()
             found = response.read(MAX_ANSWER_BYTES + 1)
         finally:

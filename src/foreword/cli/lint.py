@@ -14,6 +14,7 @@ from foreword.cli.options import JsonFlag, QuietFlag, grouped
 from foreword.cli.progress import progress
 from foreword.cli.request_body import AskedPrompt, from_body
 from foreword.cli.session import find_model
+from foreword.cli.text_input import file_or_stdin
 from foreword.core.errors import ForewordError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class LintShown:
 
 @grouped
 def lint(
-    log: Annotated[Path, typer.Argument(help="Requests as JSON lines, plain or gzip.", show_default=False)],
+    log: Annotated[Path, typer.Argument(help="Requests as JSON lines, plain or gzip; - is stdin.", show_default=False)],
     *,
     judged: Judged,
     shown: LintShown,
@@ -72,17 +73,16 @@ def lint(
     from foreword.lint.log import read_log
 
     _check(judged)
-    path = log.expanduser()
     pack = byte_tokens if judged.model is None else _model_tokens(judged.model)
-    with progress(hidden=shown.quiet or shown.json) as tell:
+    with file_or_stdin(log) as path, progress(hidden=shown.quiet or shown.json) as tell:
         source = partial(read_log, path, lambda read, size: tell("reading", read / max(1, size)))
         report = run(source, pack, show_text=shown.show_text, repair=judged.repair)
         if shown.write_repaired is not None:
             _write(mended(source, report.repairs), shown.write_repaired)
     if report.requests == 0:
-        raise ForewordError(f"{path}: holds no request")
+        raise ForewordError(f"{log}: holds no request")
     if shown.json:
-        write_json(report.as_json())
+        write_json(report.as_json(price=judged.price))
     else:
         _print(report, judged)
     found = report.score("exact").hit_rate
@@ -123,30 +123,10 @@ def _model_tokens(model: str) -> "PackTokens":
 
 def _conversation(request: "LoggedRequest") -> AskedPrompt | None:
     """The request as the server reads it; None where it has parts that only the server can render."""
-    body = request.body
-    if request.dialect == "responses":
-        opening = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-        asked = body.get("input")
-        listed = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-        body = {"messages": [*opening, *map(_as_chat, listed if isinstance(listed, list) else ())]}
     try:
-        return from_body(body, "request")
+        return from_body(request.body, "request")
     except ForewordError:
         return None
-
-
-def _as_chat(item: object) -> object:
-    """A message of the responses dialect with its text blocks called as in chat."""
-    if not isinstance(item, dict) or not isinstance(item.get("content"), list):
-        return item
-    blocks = [
-        {**block, "type": "text"} if isinstance(block, dict) and block.get("type") in _TEXT_BLOCKS else block
-        for block in item["content"]
-    ]
-    return {**item, "content": blocks}
-
-
-_TEXT_BLOCKS = ("input_text", "output_text")
 
 
 def _write(source: "Source", path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import math
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import typer
 
 from foreword.cli.environment import DEFAULT_MODEL
 from foreword.cli.text_input import read_text
-from foreword.core.errors import InvalidRequestError
+from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.structured_output import StructuredOutput
 
@@ -251,10 +252,24 @@ class SamplingOptions:
         if self.json_schema is None and self.regex is None and self.grammar is None:
             return None
         return StructuredOutput(
-            json_schema=None if self.json_schema is None else read_text(self.json_schema),
+            json_schema=None if self.json_schema is None else _read_schema(self.json_schema),
             regex=self.regex,
             grammar=None if self.grammar is None else read_text(self.grammar),
         )
+
+
+def _read_schema(file: str) -> str:
+    text = read_text(file)
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}"
+        raise ForewordError(f"--json-schema {file}: not JSON at {at}: {error.msg}") from None
+    except (ValueError, RecursionError):
+        raise ForewordError(f"--json-schema {file}: JSON nested too deeply, or with a number too long") from None
+    if not is_object:
+        raise ForewordError(f"--json-schema {file}: expected a JSON object")
+    return text
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -15,6 +15,7 @@ from foreword.cli.picture import check_plot
 from foreword.cli.progress import progress
 from foreword.cli.rows import print_row
 from foreword.cli.session import find_model
+from foreword.cli.text_input import file_or_stdin
 from foreword.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Shown:
 
 @grouped
 def replay(
-    trace: Annotated[Path, typer.Argument(help="JSON lines, plain or gzip.", show_default=False)],
+    trace: Annotated[Path, typer.Argument(help="JSON lines, plain or gzip; - is stdin.", show_default=False)],
     *,
     compared: Compared,
     read: Read,
@@ -99,17 +100,18 @@ def replay(
     from foreword.replay.replay import replay as run
     from foreword.replay.trace import Trace
 
-    if sent.url is not None:
-        _send(trace.expanduser(), compared, read, sent, shown)
-        return
-    if shown.kv_bytes is not None and shown.kv_bytes < 1:
-        raise InvalidRequestError("kv_bytes", "at least 1", shown.kv_bytes)
-    if shown.plot is not None:
-        check_plot(shown.plot)
-    options = _replay_options(compared)
-    opened = Trace(trace.expanduser(), _trace_options(compared, read))
-    with progress(hidden=shown.quiet or shown.json) as tell:
-        result = run(opened, options, tell)
+    with file_or_stdin(trace) as path:
+        if sent.url is not None:
+            _send(path, compared, read, sent, shown)
+            return
+        if shown.kv_bytes is not None and shown.kv_bytes < 1:
+            raise InvalidRequestError("kv_bytes", "at least 1", shown.kv_bytes)
+        if shown.plot is not None:
+            check_plot(shown.plot)
+        options = _replay_options(compared)
+        opened = Trace(path, _trace_options(compared, read))
+        with progress(hidden=shown.quiet or shown.json) as tell:
+            result = run(opened, options, tell)
     if shown.plot is not None:
         save_plot(result, shown.plot, shown.kv_bytes)
     if shown.json:

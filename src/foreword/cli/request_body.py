@@ -35,12 +35,17 @@ def read_request(text: str, where: str) -> AskedPrompt:
     """A request's JSON; text that is no JSON object is a plain prompt.
 
     Raises:
-        ForewordError: a JSON object that is no request.
+        ForewordError: a JSON object that is no request, or what begins like one and can't be read.
     """
+    found = None
     try:
         found = json.loads(text)
+    except json.JSONDecodeError as error:
+        if text.lstrip()[:1] == "{" and text.lstrip()[1:].lstrip()[:1] in ('"', ""):
+            at = f"line {error.lineno}, column {error.colno}"
+            raise ForewordError(f"{where}: not JSON at {at}: {error.msg}") from None
     except (ValueError, RecursionError):
-        found = None
+        raise ForewordError(f"{where}: JSON nested too deeply, or with a number too long") from None
     if not isinstance(found, dict):
         if not text:
             raise ForewordError(f"{where}: nothing in it")
@@ -55,11 +60,14 @@ def from_body(found: Mapping[str, object], where: str) -> AskedPrompt:
         ForewordError: it has neither messages nor a prompt, or they are malformed.
     """
     inner = found.get("body")
-    if isinstance(inner, dict) and "messages" not in found and "prompt" not in found:
+    if isinstance(inner, dict) and not {"messages", "prompt", "input"} & set(found):
         found = inner
     model, salt = found.get("model"), found.get("cache_salt")
     named = model if isinstance(model, str) else None
     narrowed = salt if isinstance(salt, str) else None
+    if "messages" not in found and "prompt" not in found and "input" in found:
+        turns, functions = _responses_parts(found, where)
+        return AskedPrompt(model=named, messages=turns, tools=functions, cache_salt=narrowed)
     if "messages" not in found:
         return AskedPrompt(model=named, prompt=_prompt(found.get("prompt"), where), cache_salt=narrowed)
     listed = found["messages"]
@@ -74,6 +82,37 @@ def from_body(found: Mapping[str, object], where: str) -> AskedPrompt:
         raise InvalidRequestError(f"{where}: tools", "a list of tools", tools)
     described = tuple(_tool(tool, f"{where}: tools[{i}]") for i, tool in enumerate(tools))
     return AskedPrompt(model=named, messages=tuple(messages), tools=described, cache_salt=narrowed)
+
+
+def _responses_parts(
+    found: Mapping[str, object], where: str
+) -> tuple[tuple[dict[str, object], ...], tuple[dict[str, object], ...]]:
+    """Messages and tools of a body of `/v1/responses`, as the server makes them."""
+    import msgspec
+
+    from foreword.server.errors import ApiError
+    from foreword.server.openai.messages import plain_messages
+    from foreword.server.openai.responses_items import InputItem, chat_messages
+    from foreword.server.openai.responses_tools import ResponseTools, chat_tools
+    from foreword.server.openai.schema import ChatMessage, ChatRequest
+
+    if found.get("previous_response_id") is not None:
+        raise ForewordError(
+            f"{where}: previous_response_id: what came before is not in this body; give the whole input"
+        )
+    try:
+        given = msgspec.convert(found["input"], str | list[InputItem])
+        instructions = msgspec.convert(found.get("instructions"), str | None)
+        tools = msgspec.convert(found.get("tools"), ResponseTools | None)
+        messages = chat_messages([InputItem(role="user", content=given)] if isinstance(given, str) else given)
+        if instructions is not None:
+            messages.insert(0, ChatMessage("system", instructions))
+        chat = ChatRequest(model="", messages=messages, tools=[*chat_tools(tools)] or None)
+        return tuple(plain_messages(chat.messages)), tuple(chat.tool_use().as_json() or ())
+    except msgspec.ValidationError as error:
+        raise ForewordError(f"{where}: {error}") from None
+    except ApiError as error:
+        raise ForewordError(f"{where}: {error.message}") from None
 
 
 def _prompt(prompt: object, where: str) -> str | list[int]:

@@ -1,7 +1,11 @@
 """Text from files, pipes and arguments."""
 
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from foreword.core.errors import ForewordError
 
@@ -29,6 +33,26 @@ def read_text(path: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ForewordError(f"{name}: not UTF-8 text (byte {error.start})") from None
+
+
+@contextmanager
+def file_or_stdin(path: Path) -> Iterator[Path]:
+    """The file, or for `-` a passing one that holds all of stdin, as it is read more than once.
+
+    Raises:
+        ForewordError: stdin can't be kept.
+    """
+    if str(path) != "-":
+        yield path.expanduser()
+        return
+    with TemporaryDirectory(prefix="foreword-") as folder:
+        kept = Path(folder) / "stdin"
+        try:
+            with kept.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file, 2**20)
+        except OSError as error:
+            raise ForewordError(f"stdin: {(error.strerror or 'cannot be kept').lower()}") from None
+        yield kept
 
 
 def prompt_text(prompt: str | None, file: str | None) -> str:

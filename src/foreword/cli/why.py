@@ -15,7 +15,7 @@ from foreword.cli.environment import DEFAULT_MODEL
 from foreword.cli.options import JsonFlag, grouped
 from foreword.cli.request_body import AskedPrompt, from_body, read_request
 from foreword.cli.session import find_model
-from foreword.cli.text_input import read_text
+from foreword.cli.text_input import file_or_stdin, read_text
 from foreword.core.errors import ForewordError
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Asked:
     url: UrlOption = None
     key: KeyOption = None
     log: Annotated[
-        Path | None, typer.Option(help="A log instead: requests as JSON lines, in order; no server is needed.")
+        Path | None,
+        typer.Option(help="A log instead: requests as JSON lines, in order; - is stdin; no server is needed."),
     ] = None
     model: Annotated[
         str, typer.Option("--model", "-m", envvar="FOREWORD_MODEL", help="For --log: whose tokenizer and template.")
@@ -83,7 +84,9 @@ def why(
     if asked.log is not None:
         if request is not None:
             raise ForewordError("why: REQUEST is for --url; a log holds its own requests")
-        _tell_log(list(misses_of_log(asked.log.expanduser(), asked.model, asked.blocks)), asked)
+        with file_or_stdin(asked.log) as path:
+            misses = list(misses_of_log(path, asked.model, asked.blocks))
+        _tell_log(misses, asked)
         return
     if request is None:
         raise ForewordError("why: which request? Give its file, or - for stdin")

@@ -82,12 +82,13 @@ class Report:
         """One rule set's score as the log is."""
         return next(score for score in self.scores if score.rules == rules)
 
-    def as_json(self) -> dict[str, object]:
-        """For machines."""
+    def as_json(self, *, price: float | None = None) -> dict[str, object]:
+        """For machines; with the price of a million uncached input tokens, in money too."""
         return {
             "requests": self.requests,
-            "rules": [_score_json(score) for score in self.scores],
-            "repaired": [_score_json(score) for score in self.repaired],
+            "price": price,
+            "rules": [_score_json(score, price) for score in self.scores],
+            "repaired": [_score_json(score, price) for score in self.repaired],
             "findings": [asdict(finding) for finding in self.findings],
             "evicted_blocks": self.evicted_blocks,
         }
@@ -281,5 +282,6 @@ def _share_gain(findings: dict[tuple[Cause, str], Finding], before: Pass, after:
         finding.gain_tokens = gain * finding.lost_tokens // lost
 
 
-def _score_json(score: Score) -> dict[str, object]:
-    return {**asdict(score), "hit_rate": round(score.hit_rate, 6), "cost": round(score.cost, 1)}
+def _score_json(score: Score, price: float | None) -> dict[str, object]:
+    money = None if price is None else round(score.cost * price / 1e6, 6)
+    return {**asdict(score), "hit_rate": round(score.hit_rate, 6), "cost": round(score.cost, 1), "money": money}

@@ -123,9 +123,9 @@ def new_key(name: str, role: Role) -> tuple[str, str]:
     Raises:
         InvalidRequestError: not a name.
     """
+    _check_name(name, "new_key")
     key = f"fw-{secrets.token_urlsafe(32)}"
     line = f"{name} {role} {_HASH_PREFIX}{hashlib.sha256(key.encode()).hexdigest()}"
-    _parse(line, "name")
     return key, line
 
 
@@ -152,8 +152,7 @@ def _parse(line: str, where: str) -> _Key:
         raise InvalidRequestError(where, expected, "another form")  # the line itself is not for a message
     name, role, digest = words[0], words[1], words[2].removeprefix(_HASH_PREFIX)
     limits = parse_limits(words[3:], where)
-    if len(name) > 64 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
-        raise InvalidRequestError(where, "a name of at most 64 letters, digits, '.', '_' and '-'", "another name")
+    _check_name(name, where)
     try:
         value = bytes.fromhex(digest)
     except ValueError:
@@ -161,6 +160,11 @@ def _parse(line: str, where: str) -> _Key:
     if len(value) != hashlib.sha256().digest_size:
         raise InvalidRequestError(where, expected, "another hash")
     return _Key(value, name, "operator" if role == "operator" else "user", limits)
+
+
+def _check_name(name: str, where: str) -> None:
+    if not 0 < len(name) <= 64 or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
+        raise InvalidRequestError(where, "a name of at most 64 letters, digits, '.', '_' and '-'", "another name")
 
 
 def _check_agreement(keys: Iterable[_Key], path: Path) -> None:
