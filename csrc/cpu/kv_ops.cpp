@@ -29,8 +29,7 @@ void rope_store_kv(Context& context, const RopeStoreArgs& args, const KvCacheVie
 
 void copy_blocks(Context& context, const KvCacheView& cache, const std::int32_t* sources,
                  const std::int32_t* destinations, std::size_t num_copies) {
-  const std::size_t item_size = cache.dtype == KvDtype::kF16 ? 2 : 4;
-  const std::size_t block_bytes = cache.num_kv_heads * cache.head_dim * cache.block_size * item_size;
+  const std::size_t block_bytes = cache.num_kv_heads * cache.head_bytes();
   // Each thread takes the same bytes of every block, so a copy sees what an earlier one wrote.
   context.pool.run([&](std::size_t thread) {
     const auto [begin, end] = split_evenly(block_bytes, thread, context.pool.num_threads());

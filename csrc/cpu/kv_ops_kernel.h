@@ -6,6 +6,9 @@
 // multiply-add.
 #pragma once
 
+#include <cfloat>
+#include <cstring>
+
 #include "kv_ops_isa.h"
 
 namespace foreword {
@@ -74,9 +77,68 @@ inline void store_rounded(const float* x, std::size_t dim, T* out, std::size_t s
   }
 }
 
+// What a head of one token is rounded to: code * scale.
+struct CodeScale {
+  float scale, inverse;  // inverse 0: every code is 0
+};
+
+template <class Simd>
+inline CodeScale code_scale(const float* x, std::size_t dim) {
+  auto peaks = Simd::set(0.0f), not_finite = Simd::set(0.0f);  // infinity times 0 is NaN, and stays in a sum
+  for (std::size_t d = 0; d < dim; d += Simd::kLanes) {
+    const auto part = load_first<Simd>(x + d, dim - d);
+    peaks = Simd::larger(Simd::larger(part, Simd::set(0.0f) - part), peaks);
+    not_finite = not_finite + part * Simd::set(0.0f);
+  }
+  if (Simd::sum(not_finite) != 0.0f) return {__builtin_nanf(""), 0.0f};
+  const float peak = Simd::largest(peaks), inverse = 127.0f / peak;
+  if (!(inverse <= FLT_MAX)) return {0.0f, 0.0f};
+  return {peak / 127.0f, inverse};
+}
+
+// out[d * stride] = the code of x[d]; the scale to `scale`, which may lie anywhere.
+template <class Simd>
+inline void store_codes(const float* x, std::size_t dim, std::int8_t* out, std::size_t stride, std::int8_t* scale) {
+  const CodeScale by = code_scale<Simd>(x, dim);
+  std::memcpy(scale, &by.scale, sizeof by.scale);
+  const auto inverse = Simd::set(by.inverse), magic = Simd::set(0x1.8p23f);  // the low byte of x + magic is round(x)
+  for (std::size_t d = 0; d < dim; d += Simd::kLanes) {
+    const std::size_t n = dim - d < Simd::kLanes ? dim - d : Simd::kLanes;
+    const auto part = by.inverse == 0.0f ? Simd::set(0.0f) : load_first<Simd>(x + d, n);
+    const auto shifted = part * inverse + magic;
+    if (stride == 1 && n == Simd::kLanes) {
+      Simd::store_low_bytes(out + d, shifted);
+      continue;
+    }
+    std::int8_t lanes[Simd::kLanes];
+    Simd::store_low_bytes(lanes, shifted);
+    for (std::size_t i = 0; i < n; ++i) out[(d + i) * stride] = lanes[i];
+  }
+}
+
+// One token's key and value of one KV head, rounded, to their places in block `head` of the caches.
 template <class Simd, class T>
+inline void store_head(const float* key, const float* value, const KvCacheView& cache, std::size_t head,
+                       std::size_t offset) {
+  const std::size_t dim = cache.head_dim, block_size = cache.block_size, begin = head * dim * block_size;
+  store_rounded<Simd>(key, dim, static_cast<T*>(cache.k) + begin + offset, block_size);
+  store_rounded<Simd>(value, dim, static_cast<T*>(cache.v) + begin + offset * dim, 1);
+}
+
+template <class Simd>
+inline void store_head_int8(const float* key, const float* value, const KvCacheView& cache, std::size_t head,
+                            std::size_t offset) {
+  const std::size_t dim = cache.head_dim, block_size = cache.block_size;
+  std::int8_t* const keys = static_cast<std::int8_t*>(cache.k) + head * cache.head_bytes();
+  std::int8_t* const values = static_cast<std::int8_t*>(cache.v) + head * cache.head_bytes();
+  const std::size_t scale = dim * block_size + offset * kKvScaleBytes;
+  store_codes<Simd>(key, dim, keys + offset, block_size, keys + scale);
+  store_codes<Simd>(value, dim, values + offset * dim, 1, values + scale);
+}
+
+template <class Simd, class Store>
 void rope_store_heads(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
-                      float* scratch) {
+                      float* scratch, Store store) {
   const std::size_t dim = cache.head_dim, block_size = cache.block_size, num_kv_heads = cache.num_kv_heads;
   const std::size_t group = args.num_heads / num_kv_heads;
   for (std::size_t item = begin; item < end; ++item) {
@@ -87,23 +149,24 @@ void rope_store_heads(const RopeStoreArgs& args, const KvCacheView& cache, std::
     const float* const value = key + num_kv_heads * dim;
     const float* const cos_sin = args.cos_sin + static_cast<std::size_t>(args.positions[t]) * dim;
     const std::size_t slot = static_cast<std::size_t>(args.slot_mapping[t]);
-    const std::size_t head = (slot / block_size * num_kv_heads + j) * dim * block_size, offset = slot % block_size;
     for (std::size_t g = 0; g < group; ++g) {
       rotate_head<Simd>(queries + g * dim, args.q_norm, args.eps, cos_sin, dim, queries + g * dim);
     }
     rotate_head<Simd>(key, args.k_norm, args.eps, cos_sin, dim, scratch);
-    store_rounded<Simd>(scratch, dim, static_cast<T*>(cache.k) + head + offset, block_size);
-    store_rounded<Simd>(value, dim, static_cast<T*>(cache.v) + head + offset * dim, 1);
+    store(scratch, value, cache, slot / block_size * num_kv_heads + j, slot % block_size);
   }
 }
 
 template <class Simd>
 void rope_store(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t begin, std::size_t end,
                 float* scratch) {
-  if (cache.dtype == KvDtype::kF16) {
-    rope_store_heads<Simd, std::uint16_t>(args, cache, begin, end, scratch);
-  } else {
-    rope_store_heads<Simd, float>(args, cache, begin, end, scratch);
+  switch (cache.dtype) {
+    case KvDtype::kF32:
+      return rope_store_heads<Simd>(args, cache, begin, end, scratch, store_head<Simd, float>);
+    case KvDtype::kF16:
+      return rope_store_heads<Simd>(args, cache, begin, end, scratch, store_head<Simd, std::uint16_t>);
+    case KvDtype::kInt8:
+      return rope_store_heads<Simd>(args, cache, begin, end, scratch, store_head_int8<Simd>);
   }
 }
 

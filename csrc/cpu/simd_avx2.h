@@ -19,11 +19,22 @@ struct Avx2 {
   static Float load(const std::uint16_t* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  static Float load(const std::int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
   static float to_float(float x) { return x; }
   static float to_float(std::uint16_t x) { return _cvtsh_ss(x); }
+  static float to_float(std::int8_t x) { return static_cast<float>(x); }
   static void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
   static void store(std::uint16_t* p, Float x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+  static void store_low_bytes(std::int8_t* p, Float x) {  // the low byte of each lane's bits
+    const __m256i first = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                           0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i bytes = _mm256_shuffle_epi8(_mm256_castps_si256(x), first);
+    const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi32(low, high));
   }
 
   static Float multiply_add(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }

@@ -25,11 +25,19 @@ struct Portable {
   static Float load(const std::uint16_t* p) {
     return Float{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
   }
+  static Float load(const std::int8_t* p) {
+    return Float{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
+  }
   static float to_float(float x) { return x; }
   static float to_float(std::uint16_t x) { return half_to_float(x); }
+  static float to_float(std::int8_t x) { return static_cast<float>(x); }
   static void store(float* p, Float x) { std::memcpy(p, &x, sizeof x); }
   static void store(std::uint16_t* p, Float x) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) p[lane] = float_to_half(x[lane]);
+  }
+  static void store_low_bytes(std::int8_t* p, Float x) {  // the low byte of each lane's bits
+    const Int bits = reinterpret_cast<Int>(x);
+    for (std::size_t lane = 0; lane < kLanes; ++lane) p[lane] = static_cast<std::int8_t>(bits[lane]);
   }
 
   static Float multiply_add(Float a, Float b, Float c) { return a * b + c; }       // rounded twice

@@ -1,4 +1,5 @@
 // Rotation and KV writes against double arithmetic; rounding to half precision against every half there is.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -27,7 +28,7 @@ std::vector<InstructionSet> instruction_sets() {
 
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
-  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
     for (const std::size_t dim : {2U, 6U, 8U, 16U, 20U, 64U, 80U, 128U}) {
       all.push_back({3, 1, dim, 16, dtype});
       all.push_back({4, 2, dim, 8, dtype});
@@ -38,17 +39,19 @@ std::vector<Shape> shapes() {
 }
 
 constexpr std::size_t kTokens = 11, kBlocks = 9, kPositions = 40;
-constexpr std::uint16_t kMark = 0x5555;  // what an unwritten 16-bit word holds
+constexpr std::uint8_t kMark = 0x55;  // what an unwritten byte holds
 
-// Inputs of one call, and its caches as 16-bit words.
+// Inputs of one call, and its caches as bytes.
 struct Call {
   Shape shape;
-  std::size_t stride, words;
+  std::size_t stride, item, head_bytes;  // bytes of an element; of a head's share of a block
   std::vector<float> qkv, cos_sin, q_norm, k_norm;
   std::vector<std::int32_t> positions, slots;
-  std::vector<std::uint16_t> k, v;
+  std::vector<std::uint8_t> k, v;
 
-  explicit Call(const Shape& shape) : shape(shape), words(shape.dtype == KvDtype::kF32 ? 2 : 1) {
+  explicit Call(const Shape& shape) : shape(shape) {
+    item = shape.dtype == KvDtype::kF32 ? 4 : shape.dtype == KvDtype::kF16 ? 2 : 1;
+    head_bytes = view().head_bytes();
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     stride = (shape.heads + 2 * shape.kv_heads) * shape.dim + 3;
@@ -64,27 +67,63 @@ struct Call {
       positions.push_back(static_cast<std::int32_t>(random() % kPositions));
       slots.push_back(static_cast<std::int32_t>((t * 4 + 1) % (kBlocks * shape.block)));
     }
-    k.assign(kBlocks * shape.kv_heads * shape.dim * shape.block * words, kMark);
+    k.assign(kBlocks * shape.kv_heads * head_bytes, kMark);
     v = k;
   }
 
+  KvCacheView view() { return {k.data(), v.data(), shape.dtype, kBlocks, shape.kv_heads, shape.dim, shape.block}; }
+
   void run(Context& context, bool norms) {
-    const KvCacheView view{k.data(), v.data(), shape.dtype, kBlocks, shape.kv_heads, shape.dim, shape.block};
     const float* const q = norms ? q_norm.data() : nullptr;
     const float* const key = norms ? k_norm.data() : nullptr;
     rope_store_kv(context,
                   {qkv.data(), kTokens, stride, shape.heads, positions.data(), cos_sin.data(), kPositions, slots.data(),
                    q, key, 1e-5f},
-                  view);
+                  view());
   }
 
-  float read(const std::vector<std::uint16_t>& cache, std::size_t index) const {
-    if (words == 1) return half_to_float(cache[index]);
-    float value;
-    std::memcpy(&value, cache.data() + 2 * index, sizeof value);
+  // Where the head of a slot's block begins, and the bytes of dimension d of its key, of its value, and of its scale.
+  std::size_t head(std::size_t slot, std::size_t j) const {
+    return (slot / shape.block * shape.kv_heads + j) * head_bytes;
+  }
+  std::size_t key_at(std::size_t slot, std::size_t j, std::size_t d) const {
+    return head(slot, j) + (d * shape.block + slot % shape.block) * item;
+  }
+  std::size_t value_at(std::size_t slot, std::size_t j, std::size_t d) const {
+    return head(slot, j) + (slot % shape.block * shape.dim + d) * item;
+  }
+  std::size_t scale_at(std::size_t slot, std::size_t j) const {
+    return head(slot, j) + shape.dim * shape.block * item + slot % shape.block * kKvScaleBytes;
+  }
+
+  template <class T>
+  static T load(const std::vector<std::uint8_t>& cache, std::size_t at) {
+    T value;
+    std::memcpy(&value, cache.data() + at, sizeof value);
     return value;
   }
+
+  // What is stored at `at`, of the token with this scale.
+  float read(const std::vector<std::uint8_t>& cache, std::size_t at, std::size_t scale) const {
+    if (shape.dtype == KvDtype::kF32) return load<float>(cache, at);
+    if (shape.dtype == KvDtype::kF16) return half_to_float(load<std::uint16_t>(cache, at));
+    return static_cast<float>(load<std::int8_t>(cache, at)) * load<float>(cache, scale);
+  }
 };
+
+// What rounding may do to the values of a head: absolute, and relative to each.
+struct Rounding {
+  double absolute, relative;
+};
+
+template <class T>
+Rounding rounding_of(KvDtype dtype, const T* head, std::size_t dim) {
+  if (dtype == KvDtype::kF32) return {0, 0};
+  if (dtype == KvDtype::kF16) return {0, std::ldexp(1.0, -11)};
+  double peak = 0;
+  for (std::size_t d = 0; d < dim; ++d) peak = std::fmax(peak, std::fabs(static_cast<double>(head[d])));
+  return {peak / 254 * (1 + 1e-4), std::ldexp(1.0, -22)};  // half a step, and the arithmetic of finding it
+}
 
 std::vector<double> rotated(const float* head, const std::vector<float>* norm, const float* cos_sin, std::size_t dim) {
   std::vector<double> x(head, head + dim), y(dim);
@@ -105,10 +144,11 @@ std::vector<double> rotated(const float* head, const std::vector<float>* norm, c
 
 // The norm's sum errs by up to D u, and so by half of that in the root; a few roundings more. Times the size of the
 // terms.
-bool is_close(double got, double expected, std::size_t dim, double rounding) {
+bool is_close(double got, double expected, std::size_t dim, Rounding rounding = {0, 0}) {
   const double unit = std::ldexp(1.0, -24);
   const double size = 40;  // products of normal variates, weights and rotations, at the most
-  return std::fabs(got - expected) <= (static_cast<double>(dim) / 2 + 8) * unit * size + rounding * std::fabs(expected);
+  return std::fabs(got - expected) <=
+         (static_cast<double>(dim) / 2 + 8) * unit * size + rounding.absolute + rounding.relative * std::fabs(expected);
 }
 
 }  // namespace
@@ -121,7 +161,6 @@ TEST(kv_ops, queries_and_keys_are_normed_and_rotated_and_land_in_their_slots) {
         Call call(shape);
         const std::vector<float> before = call.qkv;
         call.run(context, norms);
-        const double rounding = shape.dtype == KvDtype::kF16 ? std::ldexp(1.0, -11) : 0;
         for (std::size_t t = 0; t < kTokens; ++t) {
           const float* const row = before.data() + t * call.stride;
           const float* const cos_sin = call.cos_sin.data() + static_cast<std::size_t>(call.positions[t]) * shape.dim;
@@ -129,19 +168,25 @@ TEST(kv_ops, queries_and_keys_are_normed_and_rotated_and_land_in_their_slots) {
           for (std::size_t h = 0; h < shape.heads; ++h) {
             const auto expected = rotated(row + h * shape.dim, norms ? &call.q_norm : nullptr, cos_sin, shape.dim);
             for (std::size_t d = 0; d < shape.dim; ++d) {
-              CHECK(is_close(call.qkv[t * call.stride + h * shape.dim + d], expected[d], shape.dim, 0));
+              CHECK(is_close(call.qkv[t * call.stride + h * shape.dim + d], expected[d], shape.dim));
             }
           }
           for (std::size_t j = 0; j < shape.kv_heads; ++j) {
             const float* const key = row + (shape.heads + j) * shape.dim;
             const float* const value = key + shape.kv_heads * shape.dim;
             const auto expected = rotated(key, norms ? &call.k_norm : nullptr, cos_sin, shape.dim);
-            const std::size_t head = (slot / shape.block * shape.kv_heads + j) * shape.dim * shape.block;
-            const std::size_t offset = slot % shape.block;
+            const Rounding of_key = rounding_of(shape.dtype, expected.data(), shape.dim);
+            const Rounding of_value = rounding_of(KvDtype::kInt8, value, shape.dim);
+            const std::size_t scale = call.scale_at(slot, j);
             for (std::size_t d = 0; d < shape.dim; ++d) {
-              CHECK(is_close(call.read(call.k, head + d * shape.block + offset), expected[d], shape.dim, rounding));
-              const float kept = shape.dtype == KvDtype::kF16 ? half_to_float(float_to_half(value[d])) : value[d];
-              CHECK(call.read(call.v, head + offset * shape.dim + d) == kept);
+              CHECK(is_close(call.read(call.k, call.key_at(slot, j, d), scale), expected[d], shape.dim, of_key));
+              const float kept = call.read(call.v, call.value_at(slot, j, d), scale);
+              if (shape.dtype == KvDtype::kInt8) {
+                const double error = std::fabs(static_cast<double>(kept) - value[d]);
+                CHECK(error <= of_value.absolute + of_value.relative * std::fabs(value[d]));
+              } else {
+                CHECK(kept == (shape.dtype == KvDtype::kF16 ? half_to_float(float_to_half(value[d])) : value[d]));
+              }
             }
           }
           const std::size_t rest = shape.heads * shape.dim;
@@ -158,18 +203,24 @@ TEST(kv_ops, nothing_but_the_slots_is_written) {
     for (const Shape& shape : shapes()) {
       Call call(shape);
       call.run(context, true);
-      std::vector<bool> written(kBlocks * shape.block);
-      for (const std::int32_t slot : call.slots) written[static_cast<std::size_t>(slot)] = true;
-      for (std::size_t slot = 0; slot < written.size(); ++slot) {
-        if (written[slot]) continue;
-        for (std::size_t i = 0; i < shape.kv_heads * shape.dim; ++i) {
-          const std::size_t head = (slot / shape.block * shape.kv_heads + i / shape.dim) * shape.dim * shape.block;
-          const std::size_t d = i % shape.dim, offset = slot % shape.block;
-          for (std::size_t word = 0; word < call.words; ++word) {
-            CHECK(call.k[(head + d * shape.block + offset) * call.words + word] == kMark);
-            CHECK(call.v[(head + offset * shape.dim + d) * call.words + word] == kMark);
+      std::vector<bool> k_written(call.k.size()), v_written(call.v.size());
+      const auto mark = [](std::vector<bool>& written, std::size_t at, std::size_t size) {
+        for (std::size_t i = 0; i < size; ++i) written[at + i] = true;
+      };
+      for (const std::int32_t written : call.slots) {
+        const std::size_t slot = static_cast<std::size_t>(written);
+        for (std::size_t j = 0; j < shape.kv_heads; ++j) {
+          for (std::size_t d = 0; d < shape.dim; ++d) {
+            mark(k_written, call.key_at(slot, j, d), call.item);
+            mark(v_written, call.value_at(slot, j, d), call.item);
           }
+          if (shape.dtype != KvDtype::kInt8) continue;
+          for (std::vector<bool>* part : {&k_written, &v_written}) mark(*part, call.scale_at(slot, j), kKvScaleBytes);
         }
+      }
+      for (std::size_t i = 0; i < call.k.size(); ++i) {
+        CHECK(k_written[i] || call.k[i] == kMark);
+        CHECK(v_written[i] || call.v[i] == kMark);
       }
     }
   }
@@ -183,13 +234,11 @@ TEST(kv_ops, a_token_has_the_same_bits_in_any_batch_and_with_any_number_of_threa
       together.run(one, true);
       threaded.run(many, true);
       for (std::size_t t = 0; t < kTokens; ++t) {
-        const KvCacheView view{single.k.data(), single.v.data(), shape.dtype, kBlocks,
-                               shape.kv_heads,  shape.dim,       shape.block};
         rope_store_kv(one,
                       {single.qkv.data() + t * single.stride, 1, single.stride, shape.heads,
                        single.positions.data() + t, single.cos_sin.data(), kPositions, single.slots.data() + t,
                        single.q_norm.data(), single.k_norm.data(), 1e-5f},
-                      view);
+                      single.view());
       }
       for (const Call* call : {&threaded, &single}) {
         CHECK(call->k == together.k && call->v == together.v);
@@ -200,20 +249,63 @@ TEST(kv_ops, a_token_has_the_same_bits_in_any_batch_and_with_any_number_of_threa
 }
 
 TEST(kv_ops, copies_follow_one_another_in_order) {
-  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
     Context context(3, detect_instruction_set());
     Call call({2, 2, 6, 5, dtype});
-    const std::size_t block = 2 * 6 * 5 * call.words;
+    const std::size_t block = 2 * call.head_bytes;
     for (std::size_t i = 0; i < call.k.size(); ++i) {
-      call.k[i] = static_cast<std::uint16_t>(i / block);
-      call.v[i] = static_cast<std::uint16_t>(100 + i / block);
+      call.k[i] = static_cast<std::uint8_t>(i / block);
+      call.v[i] = static_cast<std::uint8_t>(100 + i / block);
     }
     const std::int32_t sources[] = {0, 1, 2, 8}, destinations[] = {1, 2, 3, 8};
-    copy_blocks(context, {call.k.data(), call.v.data(), dtype, kBlocks, 2, 6, 5}, sources, destinations, 4);
-    const std::uint16_t expected[] = {0, 0, 0, 0, 4, 5, 6, 7, 8};
+    copy_blocks(context, call.view(), sources, destinations, 4);
+    const std::uint8_t expected[] = {0, 0, 0, 0, 4, 5, 6, 7, 8};
     for (std::size_t i = 0; i < call.k.size(); ++i) {
       CHECK(call.k[i] == expected[i / block]);
       CHECK(call.v[i] == expected[i / block] + 100);
+    }
+  }
+}
+
+TEST(kv_ops, codes_have_the_same_bits_with_every_instruction_set_and_extremes_their_rules) {
+  const float huge = 3e38f, tiny = 1e-38f, infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  struct Case {
+    float first, second;  // the rest of the head is 0
+    float scale;          // NaN: not finite
+    int first_code, second_code;
+  };
+  const Case cases[] = {{127, 63.5f, 1, 127, 64},   {127, 62.5f, 1, 127, 62},  // ties to even
+                        {-254, 1, 2, -127, 0},      {huge, -huge, huge / 127, 127, -127},
+                        {tiny, 0, 0, 0, 0},         {0, 0, 0, 0, 0},
+                        {infinity, 1, nan, 0, 0},   {1, nan, nan, 0, 0},
+                        {-infinity, nan, nan, 0, 0}};
+  for (const std::size_t dim : {2U, 6U, 8U, 64U}) {
+    for (const Case& wanted : cases) {
+      for (const InstructionSet isa : instruction_sets()) {
+        Context context(1, isa);
+        Call call({1, 1, dim, 16, KvDtype::kInt8});
+        float* const value = call.qkv.data() + 2 * dim;
+        std::fill_n(value, dim, 0.0f);
+        value[0] = wanted.first;
+        value[dim - 1] = wanted.second;
+        call.run(context, false);
+        const std::size_t slot = static_cast<std::size_t>(call.slots[0]);
+        const float scale = Call::load<float>(call.v, call.scale_at(slot, 0));
+        CHECK(std::isnan(wanted.scale) ? std::isnan(scale) : scale == wanted.scale);
+        CHECK(Call::load<std::int8_t>(call.v, call.value_at(slot, 0, 0)) == wanted.first_code);
+        CHECK(Call::load<std::int8_t>(call.v, call.value_at(slot, 0, dim - 1)) == wanted.second_code);
+      }
+    }
+  }
+  for (const Shape& shape : shapes()) {
+    if (shape.dtype != KvDtype::kInt8) continue;
+    std::vector<std::uint8_t> seen;
+    for (const InstructionSet isa : instruction_sets()) {
+      Context context(1, isa);
+      Call call(shape);
+      call.run(context, false);
+      CHECK(seen.empty() || seen == call.v);
+      seen = call.v;
     }
   }
 }

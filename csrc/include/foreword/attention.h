@@ -4,6 +4,8 @@
 //   qkv       [T, (H + 2J) * D] f32: query heads, then key heads, then value heads
 //   k_cache   [N, J, D, B] f32 or f16: transposed within a block, so that a tile of keys is a matrix product operand
 //   v_cache   [N, J, B, D] f32 or f16
+// Int8 caches hold, for each block and KV head, the same of codes and behind them B scales, f32, one a token; what is
+// stored of a value is code * scale. A block is one run of bytes whatever its dtype.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +15,28 @@
 
 namespace foreword {
 
-enum class KvDtype { kF32, kF16 };
+enum class KvDtype { kF32, kF16, kInt8 };
+
+inline constexpr std::size_t kKvScaleBytes = sizeof(float);
 
 struct KvCacheView {  // one layer
   void* k;
   void* v;
   KvDtype dtype;
   std::size_t num_blocks, num_kv_heads, head_dim, block_size;
+
+  // Of one KV head in one block of k, or of v.
+  [[gnu::always_inline]] std::size_t head_bytes() const {  // so that no copy for another machine is linked
+    switch (dtype) {
+      case KvDtype::kF32:
+        return head_dim * block_size * 4;
+      case KvDtype::kF16:
+        return head_dim * block_size * 2;
+      case KvDtype::kInt8:
+        return (head_dim + kKvScaleBytes) * block_size;
+    }
+    return 0;
+  }
 };
 
 struct RopeStoreArgs {
@@ -35,6 +52,9 @@ struct RopeStoreArgs {
 };
 
 // Rotates pairs (x[i], x[i + D/2]); rounds k and v once to the cache's dtype (to nearest even) and writes them.
+//
+// Int8: of a head's D values, with m the largest magnitude, scale = m / 127 and code = round(x * (127 / m)). Where 127
+// / m is not finite, the values are as good as 0 and so is the scale; where a value is not finite, the scale is NaN.
 void rope_store_kv(Context& context, const RopeStoreArgs& args, const KvCacheView& cache);
 
 struct AttentionArgs {
