@@ -1,8 +1,10 @@
 """What a row asks of an engine, whoever it is: answers with the times of their tokens."""
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -51,7 +53,40 @@ class Engine(Protocol):
         """Stop it."""
 
 
-def ask_all(engine: Engine, prompts: Sequence[list[int]], num_tokens: int, at_once: int) -> list[Answer]:
+def timed(name: str, num_tokens: int, events: Callable[[Answer], Iterator[int]]) -> Answer:
+    """An answer filled by `events`, which sends the request and says how many tokens each thing that came has brought.
+
+    Raises:
+        EngineError: another number of tokens came than was asked for.
+    """
+    answer = Answer(sent_at_s=time.perf_counter())
+    for brought in events(answer):
+        answer.times_s += [time.perf_counter() - answer.sent_at_s] * brought
+    answer.total_s = time.perf_counter() - answer.sent_at_s
+    if answer.num_tokens != num_tokens or not answer.times_s:
+        raise EngineError(f"{name}: asked for {num_tokens} tokens, {answer.num_tokens} came")
+    return answer
+
+
+def peak_memory_mib(process: int) -> float | None:
+    """Highest resident set of a process so far, from the kernel; None where it does not say."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return None
+    peaks = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
+    return sum(peaks) / 1024 if peaks else None
+
+
+def last_line(log: bytes) -> str:
+    """What a process said last, for a person to read."""
+    lines = log.decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else "it wrote nothing"
+
+
+def ask_all(
+    engine: Engine, prompts: Sequence[list[int]], num_tokens: int, at_once: int, logprobs: int = 0
+) -> list[Answer]:
     """Answers in the prompts' order, `at_once` of them under way at any time."""
     waiting: SimpleQueue[int] = SimpleQueue()
     for index in range(len(prompts)):
@@ -63,7 +98,7 @@ def ask_all(engine: Engine, prompts: Sequence[list[int]], num_tokens: int, at_on
         try:
             while not faults:
                 index = waiting.get_nowait()
-                answers[index] = engine.ask(prompts[index], num_tokens)
+                answers[index] = engine.ask(prompts[index], num_tokens, logprobs)
         except Empty:
             return
         except BaseException as fault:

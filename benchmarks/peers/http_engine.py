@@ -8,11 +8,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from benchmarks.peers.engine import Answer, EngineError
+from benchmarks.peers.engine import Answer, EngineError, last_line, peak_memory_mib, timed
 
 START_LIMIT_S = 120.0
 ANSWER_LIMIT_S = 1800.0
@@ -116,34 +115,11 @@ class HTTPEngine:
     def ask(self, prompt: list[int], num_tokens: int, logprobs: int = 0) -> Answer:
         """Send one request and read its stream to the end."""
         body = json.dumps(self._dialect.body(prompt, num_tokens, logprobs))
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_LIMIT_S)
-        answer = Answer(sent_at_s=time.perf_counter())
-        try:
-            connection.request("POST", self._dialect.path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            if response.status != 200:
-                raise EngineError(f"{self.name}: {response.status} {response.read(400)!r}")
-            for line in response:
-                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                    arrived = time.perf_counter() - answer.sent_at_s
-                    answer.times_s += [arrived] * self._dialect.read(json.loads(data), answer)
-        except http.client.HTTPException as error:
-            raise EngineError(f"{self.name}: {type(error).__name__} while answering") from None
-        finally:
-            connection.close()
-        answer.total_s = time.perf_counter() - answer.sent_at_s
-        if answer.num_tokens != num_tokens or not answer.times_s:
-            raise EngineError(f"{self.name}: asked for {num_tokens} tokens, {answer.num_tokens} came")
-        return answer
+        return timed(self.name, num_tokens, lambda answer: self._events(body, answer))
 
     def memory_mib(self) -> float | None:
         """Highest resident set of the server's process, from the kernel; None where it does not say."""
-        try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-        except OSError:
-            return None
-        peaks = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
-        return sum(peaks) / 1024 if peaks else None
+        return peak_memory_mib(self._process.pid)
 
     def close(self) -> None:
         """End the server, and all it started."""
@@ -155,6 +131,21 @@ class HTTPEngine:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
         self._log.close()
+
+    def _events(self, body: str, answer: Answer) -> Iterator[int]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_LIMIT_S)
+        try:
+            connection.request("POST", self._dialect.path, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise EngineError(f"{self.name}: {response.status} {response.read(400)!r}")
+            for line in response:
+                if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                    yield self._dialect.read(json.loads(data), answer)
+        except http.client.HTTPException as error:
+            raise EngineError(f"{self.name}: {type(error).__name__} while answering") from None
+        finally:
+            connection.close()
 
     def _wait_for_answer(self, started: float) -> None:
         while True:
@@ -173,8 +164,7 @@ class HTTPEngine:
 
     def _last_line(self) -> str:
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:200] if lines else "it wrote nothing"
+        return last_line(self._log.read())
 
 
 def _free_port() -> int:

@@ -9,13 +9,13 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from benchmarks.peers.engine import Answer, EngineError
+from benchmarks.peers.engine import Answer, EngineError, last_line, peak_memory_mib, timed
 
 START_LIMIT_S = 600.0
 ANSWER_LIMIT_S = 1800.0
@@ -52,39 +52,12 @@ class PipeEngine:
 
     def ask(self, prompt: list[int], num_tokens: int, logprobs: int = 0) -> Answer:
         """Send one request and wait for its tokens."""
-        number = next(self._ids)
-        events: SimpleQueue[dict[str, Any]] = SimpleQueue()
-        self._waiting[number] = events
-        request = {"id": number, "prompt": prompt, "num_tokens": num_tokens, "logprobs": logprobs}
-        answer = Answer(sent_at_s=time.perf_counter())
-        try:
-            with self._lock:
-                assert self._process.stdin is not None
-                self._process.stdin.write(json.dumps(request) + "\n")
-                self._process.stdin.flush()
-            while not (event := self._next(events, ANSWER_LIMIT_S)).get("done"):
-                answer.times_s.append(time.perf_counter() - answer.sent_at_s)
-                answer.num_tokens += 1
-                answer.text += f"{event['token']} "
-                if logprobs:
-                    answer.logprobs.append({str(token): value for token, value in event["logprobs"]})
-        except BrokenPipeError:
-            raise EngineError(f"{self.name}: the worker has ended: {self._last_line()}") from None
-        finally:
-            del self._waiting[number]
-        answer.total_s = time.perf_counter() - answer.sent_at_s
-        if answer.num_tokens != num_tokens:
-            raise EngineError(f"{self.name}: asked for {num_tokens} tokens, {answer.num_tokens} came")
-        return answer
+        request = {"id": next(self._ids), "prompt": prompt, "num_tokens": num_tokens, "logprobs": logprobs}
+        return timed(self.name, num_tokens, lambda answer: self._events(request, answer))
 
     def memory_mib(self) -> float | None:
         """Highest resident set of the worker, from the kernel; None where it does not say."""
-        try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-        except OSError:
-            return None
-        peaks = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
-        return sum(peaks) / 1024 if peaks else None
+        return peak_memory_mib(self._process.pid)
 
     def close(self) -> None:
         """End the worker."""
@@ -95,6 +68,25 @@ class PipeEngine:
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):  # a request it never read
                 stream.close()
+
+    def _events(self, request: dict[str, Any], answer: Answer) -> Iterator[int]:
+        events: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._waiting[request["id"]] = events
+        try:
+            with self._lock:
+                assert self._process.stdin is not None
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+            while not (event := self._next(events, ANSWER_LIMIT_S)).get("done"):
+                answer.num_tokens += 1
+                answer.text += f"{event['token']} "
+                if request["logprobs"]:
+                    answer.logprobs.append({str(token): value for token, value in event["logprobs"]})
+                yield 1
+        except BrokenPipeError:
+            raise EngineError(f"{self.name}: the worker has ended: {self._last_line()}") from None
+        finally:
+            del self._waiting[request["id"]]
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -118,5 +110,4 @@ class PipeEngine:
         return event
 
     def _last_line(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1][:200] if lines else "it wrote nothing"
+        return last_line(self._log.read_bytes())
