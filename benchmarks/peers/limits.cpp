@@ -1,14 +1,20 @@
 // What this machine can do at most, beside which the rows are read: one line of JSON.
-//   c++ -O3 -march=native -pthread limits.cpp -o limits && ./limits THREADS MIB_PER_THREAD
+//   c++ -O3 -march=native -pthread limits.cpp -o limits && ./limits THREADS MIB_PER_THREAD [read]
+// With `read` the memory's bandwidth alone, which takes half a second.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 #if defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #endif
@@ -36,17 +42,36 @@ double timed(int threads, const std::function<void(int)>& work) {
   return seconds;
 }
 
-// Bytes a second, read once from start to end by each thread, in its own memory: the best of a few rounds.
+struct Freed {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<std::uint64_t, Freed>;
+
+constexpr std::size_t kHugePage = 2 << 20;
+
+// Memory in huge pages where the system gives them: an engine may use them too, so the limit has to.
+Memory huge_pages(std::size_t bytes) {
+  Memory memory(static_cast<std::uint64_t*>(std::aligned_alloc(kHugePage, (bytes + kHugePage - 1) & ~(kHugePage - 1))));
+#if defined(__linux__)
+  if (memory) madvise(memory.get(), bytes, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
+
+// Bytes a second, read once from start to end by each thread, in its own memory: the best of a few rounds. 0: no memory.
 double read_bytes_s(int threads, std::size_t bytes) {
-  std::vector<std::vector<std::uint64_t>> memory(threads);
-  timed(threads, [&](int thread) { memory[thread].assign(bytes / 8, thread + 1); });
+  std::vector<Memory> memory(threads);
+  for (auto& part : memory) {
+    if (!(part = huge_pages(bytes))) return 0;
+  }
+  timed(threads, [&](int thread) { std::memset(memory[thread].get(), thread + 1, bytes); });
   std::vector<std::uint64_t> sums(threads);
   double best = 0;
   for (int round = 0; round < 5; ++round) {
     const double seconds = timed(threads, [&](int thread) {
-      const auto& words = memory[thread];
+      const std::uint64_t* words = memory[thread].get();
       std::uint64_t sum[16] = {};
-      for (std::size_t at = 0; at + 16 <= words.size(); at += 16) {
+      for (std::size_t at = 0; at + 16 <= bytes / 8; at += 16) {
         for (int lane = 0; lane < 16; ++lane) sum[lane] += words[at + lane];
       }
       for (const auto part : sum) sums[thread] += part;
@@ -111,8 +136,9 @@ double int8_madds_s(int) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) {
-    std::fprintf(stderr, "limits THREADS MIB_PER_THREAD\n");
+  const bool read_only = count == 4 && std::strcmp(arguments[3], "read") == 0;
+  if (count != 3 && !read_only) {
+    std::fprintf(stderr, "limits THREADS MIB_PER_THREAD [read]\n");
     return 2;
   }
   const int threads = std::atoi(arguments[1]);
@@ -122,7 +148,7 @@ int main(int count, char** arguments) {
     return 2;
   }
   std::printf("{\"read GB/s\": %.2f", read_bytes_s(threads, bytes) / 1e9);
-  if (kMeasuresArithmetic) {
+  if (kMeasuresArithmetic && !read_only) {
     std::printf(", \"f32 G madds/s\": %.1f", float_madds_s(threads) / 1e9);
     std::printf(", \"int8 G madds/s\": %.1f", int8_madds_s(threads) / 1e9);
   }

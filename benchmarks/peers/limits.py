@@ -8,6 +8,7 @@ from benchmarks.peers.setup import SetupError, run
 
 _SOURCE = Path(__file__).parent / "limits.cpp"
 _MIB_PER_THREAD = 256
+_READ = "read GB/s"
 
 
 def build(folder: Path) -> Path:
@@ -23,18 +24,29 @@ def build(folder: Path) -> Path:
     return program
 
 
-def measure(program: Path, threads: int) -> dict[str, float]:
+def measure(program: Path, threads: int, *only: str) -> dict[str, float]:
     """Gigabytes and thousand millions of multiply-adds a second; arithmetic only where the processor has AVX2.
 
     Raises:
         SetupError: the measurement failed, or said something else than numbers.
     """
-    done = subprocess.run(
-        [str(program), str(threads), str(_MIB_PER_THREAD)], capture_output=True, text=True, check=False, timeout=300
-    )
+    command = [str(program), str(threads), str(_MIB_PER_THREAD), *only]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         raise SetupError(f"{program.name} ended with code {done.returncode}: {done.stderr.strip()[:200]}")
     try:
         return {str(name): float(value) for name, value in json.loads(done.stdout).items()}
     except (ValueError, TypeError, AttributeError):
         raise SetupError(f"{program.name} said {done.stdout[:100]!r}, not numbers") from None
+
+
+def read_bytes_s(program: Path, threads: int) -> float:
+    """Bytes a second that the memory gives `threads` readers now; takes half a second.
+
+    Raises:
+        SetupError: as `measure`, or there was no memory to read.
+    """
+    found = measure(program, threads, "read").get(_READ, 0.0)
+    if found <= 0:
+        raise SetupError(f"{program.name} measured no bandwidth")
+    return found * 1e9
