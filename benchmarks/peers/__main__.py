@@ -8,20 +8,18 @@ Run        make bench-peers, or python -m benchmarks.peers --rows W1,W2 --peers 
 """
 
 import argparse
-import json
-import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.peers import limits, report
-from benchmarks.peers.comparison import OURS, Measured, measure
+from benchmarks.peers import file_row, limits, report
+from benchmarks.peers.budget import Budget, left_out
 from benchmarks.peers.engine import EngineError
 from benchmarks.peers.rows import ROWS
-from benchmarks.peers.setup import PEERS, Plan, SetupError, foreword, set_up
-from benchmarks.peers.workloads import Tape, Workloads
+from benchmarks.peers.run import Run, tell
+from benchmarks.peers.setup import PEERS, Plan, SetupError
+from benchmarks.peers.workloads import Tape
 from foreword.bench.corpus import Corpus
 from foreword.cli.session import find_model
 from foreword.core.errors import CapacityError, ForewordError
@@ -42,41 +40,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         llama_cpp=asked.llama_cpp,
         foreword=tuple(asked.foreword.split()),
     )
+    budget = Budget(asked.repeats or (2 if asked.quick else 3), asked.quick)
     try:
-        tokens = tape(plan.model)
-        program = limits.build(plan.build)
-        ours = foreword(plan)
-        ours().close()
+        run = Run(plan, budget, asked.peers, asked.json, tape(plan.model), limits.build(plan.build))
+        rows = [run.row(name) for name in asked.rows]
     except (ForewordError, SetupError, EngineError, OSError) as fault:
         print(f"bench-peers: {fault}", file=sys.stderr)
         return 2
-    peers, missing = set_up(plan, asked.peers, tell)
-    starts = {OURS: ours, **peers}
-    notes = {}
-    for name, start in starts.items():
-        engine = start()
-        notes[name] = engine.notes
-        engine.close()
-    workloads, found, seen = Workloads(tokens.take), list[Measured](), [limits.measure(program, plan.threads)]
-    for row in asked.rows:
-        found.append(measure(ROWS[row], starts, workloads, asked.repeats, tell))
-        seen.append(limits.measure(program, plan.threads))
-        if asked.json is not None:  # after each row: a run cut short keeps what it has
-            whole = report.document(found, notes, missing, seen, machine(plan, asked.repeats))
-            asked.json.write_text(json.dumps(whole, indent=1) + "\n")
-    print(report.table(found, list(peers)))
-    print("\n" + report.remarks(found, notes, missing, seen))
+    tell(budget.told(rows, run.engines))
+    if asked.set_up:
+        for name, why in run.missing.items():
+            tell(f"missing: {name}: {why}")
+        return 0
+    for row in rows:
+        run.measure(row)
+    print(report.table(run.found, run.engines[1:]))
+    print("\n" + report.remarks(run.found, run.notes, run.missing, run.limits, left_out(rows, run.engines, budget)))
     return 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; ends the process with a line where it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="foreword beside other engines")
-    parser.add_argument("--rows", type=_names("row", ROWS), default=list(ROWS), help=f"of {','.join(ROWS)}")
+    known = [*ROWS, file_row.NAME]
+    parser.add_argument("--rows", type=_names("row", known), default=known, help=f"of {','.join(known)}")
     parser.add_argument(
         "--peers", type=_names("peer", PEERS), default=list(PEERS), help=f"of {','.join(PEERS)}; '' none"
     )
-    parser.add_argument("--repeats", type=_at_least_one, default=3)
+    parser.add_argument("--repeats", type=_at_least_one, help="rounds; default 3, with --quick 2")
+    parser.add_argument("--quick", action="store_true", help="the whole table in under 25 minutes on two quiet cores")
+    parser.add_argument("--set-up", action="store_true", help="set up and say how long the rows would take, no more")
     parser.add_argument("--model", type=find_model, default="smollm2", help="pulled name, or .gguf file, that all read")
     parser.add_argument("--threads", type=_at_least_one, default=2)
     parser.add_argument("--build", type=Path, default=Path("build/peers"), help="where peers are set up")
@@ -98,24 +91,6 @@ def tape(model: Path) -> Tape:
     except CapacityError:
         pass  # the tape begins again
     return Tape(tokens)
-
-
-def machine(plan: Plan, repeats: int) -> dict[str, object]:
-    """What the numbers belong to."""
-    cpus = Path("/proc/cpuinfo")
-    names = [line for line in cpus.read_text().splitlines() if line.startswith("model name")] if cpus.exists() else []
-    return {
-        "processor": names[0].partition(":")[2].strip() if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": plan.threads,
-        "model": plan.model.name,
-        "repeats": repeats,
-    }
-
-
-def tell(what: str) -> None:
-    """Progress, beside the table."""
-    print(what, file=sys.stderr, flush=True)
 
 
 def _names(what: str, known: Iterable[str]) -> Callable[[str], list[str]]:

@@ -1,48 +1,87 @@
 """Rows measured in turns, and what the numbers say: medians, spreads, ratios within a round."""
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.peers.engine import Engine, EngineError
-from benchmarks.peers.rows import Row, Values
+from benchmarks.peers.rows import AskedRow, Row, Values
+from benchmarks.peers.setup import OURS, SetupError, Start
 from benchmarks.peers.workloads import Workloads
-
-OURS = "foreword"
 
 
 @dataclass(slots=True)
 class Measured:
-    """Of one row: the values of each engine, a list with one entry a round (None where it failed), and the faults."""
+    """Of one row: the values of each engine, a list with one entry a round (None where it has none), and the faults.
+
+    `seconds` are those of the rounds that each engine ran, its start included.
+    """
 
     row: Row
     values: dict[str, list[Values | None]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a rate is a share of: the bandwidth, measured when asked, in bytes a second; and the bytes of a token."""
+
+    read_bytes_s: Callable[[], float]
+    bytes_a_token: int
+
+    def share(self, rate: str, run: Callable[[], Values]) -> tuple[Values, float]:
+        """What `run` gives, and the bytes a second of its `rate` over the better bandwidth of just before and after."""
+        before = self.read_bytes_s()
+        values = run()
+        return values, values[rate] * self.bytes_a_token / max(before, self.read_bytes_s())
 
 
 def measure(
-    row: Row,
-    starts: Mapping[str, Callable[[], Engine]],
+    row: AskedRow,
+    starts: Mapping[str, Start],
+    rounds: Mapping[str, int],
     workloads: Workloads,
-    repeats: int,
+    memory: Memory,
     tell: Callable[[str], None],
 ) -> Measured:
-    """Run a row `repeats` times on every engine in turn (A B A B), each started anew and asked the same prompts."""
-    measured = Measured(row, {name: [] for name in starts})
-    for number in range(repeats):
+    """Run a row on every engine in turn (A B A B), as many rounds of each as `rounds` says; the first rounds have all.
+
+    Each engine is started anew for each round and asked the same prompts in it.
+    """
+    measured = Measured(row, {name: [] for name in starts}, seconds={name: [] for name in starts})
+    for number in range(max((rounds[name] for name in starts), default=0)):
         ask = row.prepare(workloads)
         for name, start in starts.items():
-            tell(f"{row.name} · {name} · {number + 1} of {repeats}")
+            if number >= rounds[name]:
+                measured.values[name].append(None)
+                continue
+            tell(f"{row.name} · {name} · {number + 1} of {rounds[name]}")
+            began = time.perf_counter()
             try:
-                engine = start()
-                try:
-                    values: Values | None = ask(engine)
-                finally:
-                    engine.close()
-            except (EngineError, OSError) as fault:
-                values, measured.faults[name] = None, str(fault)
-            measured.values[name].append(values)
+                measured.values[name].append(_values(row, start, ask, memory))
+            except (EngineError, SetupError, OSError) as fault:
+                measured.values[name].append(None)
+                measured.faults[name] = str(fault)
+            measured.seconds[name].append(time.perf_counter() - began)
     return measured
+
+
+def asked(start: Start, ask: Callable[[Engine], Values]) -> Values:
+    """The values of an engine started for them alone."""
+    engine = start()
+    try:
+        return ask(engine)
+    finally:
+        engine.close()
+
+
+def _values(row: Row, start: Start, ask: Callable[[Engine], Values], memory: Memory) -> Values:
+    if row.share is None:
+        return asked(start, ask)
+    values, share = memory.share(row.share_of, lambda: asked(start, ask))
+    return values | {row.share: share}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The rows: what each asks of an engine that has just started, and which number of it counts."""
 
 import statistics
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,24 +11,43 @@ Values = dict[str, float]
 Measure = Callable[[Engine], Values]
 
 _DECODE_PROMPT, _DECODE_TOKENS = 64, 256
-_LONG_PROMPT, _LONG_TOKENS = 6000, 64
-_PREFILL_LENGTHS = (512, 2048, 6000)
+_LONG_TOKENS = 64  # decoded after the longest prompt, and after a short one beside it
+_LENGTHS = _SHORT, _MIDDLE, _LONG = 512, 2048, 6000
+_SHORT_TIMES = 3  # a short prompt is over so soon that one time says little
 _LOGPROBS = 5
+_GROWTH_PREFILL, _GROWTH_DECODE = "growth: prefill 6000 / 512", "growth: decode at 6000 / 64"
+_ONE_SLOT = ("-np", "1", "-c", "8192")
+_EIGHT_SLOTS = ("-np", "8", "-c", "16384", "--no-kv-unified", "-cram", "0")
+_SIXTEEN_SLOTS = ("-np", "16", "-c", "32768", "--no-kv-unified", "-cram", "0")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: `prepare` draws its prompts, once a round for all engines, and gives the measurement.
+    """One row: its values, and what they are held to.
 
-    `targets` are the ratios issue and table hold a value to, by peer; `limits` what the value itself is held to.
+    `targets` are the ratios a value is held to, by peer; `limits` what the value itself is held to. `seconds` say how
+    long a round takes each engine on two quiet cores, its start included; an engine that is not there does not run the
+    row, and `left_out` says why. `share` names a value that is the rate `share_of` times the bytes of a token over the
+    bandwidth measured beside it. `llama_flags` are the fastest known for the row.
     """
 
     name: str
     what: str
-    prepare: Callable[[Workloads], Measure]
     larger_is_better: Mapping[str, bool]
     targets: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     limits: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    llama_flags: tuple[str, ...] = _ONE_SLOT
+    share: str | None = None
+    share_of: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRow(Row):
+    """A row of requests: `prepare` draws its prompts, once a round for all engines, and gives the measurement."""
+
+    prepare: Callable[[Workloads], Measure]
 
 
 def _decode(workloads: Workloads) -> Measure:
@@ -38,10 +56,18 @@ def _decode(workloads: Workloads) -> Measure:
 
 
 def _prefill(workloads: Workloads) -> Measure:
-    prompts = {length: workloads.alone(length)[0] for length in _PREFILL_LENGTHS}
-    return lambda engine: {
-        f"prefill {length} tok/s": length / engine.ask(prompt, 1).ttft_s for length, prompt in prompts.items()
-    }
+    shorts, (middle,), (long,) = workloads.alone(_SHORT, _SHORT_TIMES), workloads.alone(_MIDDLE), workloads.alone(_LONG)
+    (plain,) = workloads.alone(_DECODE_PROMPT)
+
+    def measure(engine: Engine) -> Values:
+        short = _SHORT / statistics.median(engine.ask(prompt, 1).ttft_s for prompt in shorts)
+        half = _MIDDLE / engine.ask(middle, 1).ttft_s
+        answer = engine.ask(long, _LONG_TOKENS)
+        whole, near = _LONG / answer.ttft_s, engine.ask(plain, _LONG_TOKENS).decode_tok_s
+        rates = {f"prefill {length} tok/s": rate for length, rate in zip(_LENGTHS, (short, half, whole), strict=True)}
+        return rates | {_GROWTH_PREFILL: whole / short, _GROWTH_DECODE: answer.decode_tok_s / near}
+
+    return measure
 
 
 def _warm(workloads: Workloads) -> Measure:
@@ -102,50 +128,25 @@ def _exactness(workloads: Workloads) -> Measure:
         again = engine.ask(target, 16, _LOGPROBS)
         engine.ask(sibling, 4)
         hit = engine.ask(target, 16, _LOGPROBS)
-        batched = _ask_among(engine, target, others)
+        batched = ask_all(engine, [*others[:3], target, *others[3:]], 16, at_once=8, logprobs=_LOGPROBS)[3]
         pairs = {"repeat": again, "prefix hit": hit, "in a batch": batched}
         return {f"logprob difference, {name}": largest_difference(cold, other) for name, other in pairs.items()}
 
     return measure
 
 
-def _growth(workloads: Workloads) -> Measure:
-    short, long = workloads.alone(512)[0], workloads.alone(_LONG_PROMPT)[0]
-    (plain,) = workloads.alone(_DECODE_PROMPT)
-
-    def measure(engine: Engine) -> Values:
-        brief = engine.ask(short, 1)
-        prompted = engine.ask(long, _LONG_TOKENS)
-        decoded = engine.ask(plain, _LONG_TOKENS)
-        return {
-            "prefill 6000 / 512": (_LONG_PROMPT / prompted.ttft_s) / (512 / brief.ttft_s),
-            "decode at 6000 / 64": prompted.decode_tok_s / decoded.decode_tok_s,
-        }
-
-    return measure
-
-
 def _shared(workloads: Workloads) -> Measure:
-    prompts = workloads.over_one_prefix(4096, 16, 16)
+    prompts, apart = workloads.over_one_prefix(4096, 16, 16), workloads.alone(4112, 16)
 
     def measure(engine: Engine) -> Values:
         engine.ask(prompts[0], 1)  # the prefix is computed once, before the clock runs
-        return {"decode tok/s": together_tok_s(ask_all(engine, prompts, 64, at_once=16))}
+        shared = together_tok_s(ask_all(engine, prompts, 64, at_once=16))
+        for prompt in apart:  # computed before the clock runs as well: its last block alone is left to compute then
+            engine.ask(prompt, 1)
+        unshared = together_tok_s(ask_all(engine, apart, 64, at_once=16))
+        return {"decode tok/s": shared, "unshared decode tok/s": unshared, "shared / unshared": shared / unshared}
 
     return measure
-
-
-def _ask_among(engine: Engine, target: list[int], others: list[list[int]]) -> Answer:
-    """The target's answer while the others are computed in the same steps."""
-    found: list[Answer] = []
-    threads = [threading.Thread(target=engine.ask, args=(prompt, 16)) for prompt in others[:3]]
-    threads.append(threading.Thread(target=lambda: found.append(engine.ask(target, 16, _LOGPROBS))))
-    threads += [threading.Thread(target=engine.ask, args=(prompt, 16)) for prompt in others[3:]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found[0]
 
 
 def largest_difference(one: Answer, other: Answer) -> float:
@@ -172,58 +173,101 @@ def together_tok_s(answers: list[Answer]) -> float:
 
 _BOTH_WAYS = {"llama.cpp": 4.0, "openvino": 2.0, "vllm": 2.0}
 _THRICE = {"openvino": 3.0, "llama.cpp": 3.0, "vllm": 3.0}
+_EXACT = {f"logprob difference, {name}": 0.0 for name in ("repeat", "prefix hit", "in a batch")}
 
-ROWS: Mapping[str, Row] = {
+
+def _seconds(foreword: float, llama_cpp: float, openvino: float, transformers: float) -> dict[str, float]:
+    found = {"foreword": foreword, "llama.cpp": llama_cpp, "openvino": openvino, "transformers": transformers}
+    return {name: seconds for name, seconds in found.items() if seconds}
+
+
+ROWS: Mapping[str, AskedRow] = {
     row.name: row
     for row in (
-        Row(
+        AskedRow(
             "W1",
             "decode, 64 + 256 tokens, one stream",
-            _decode,
-            {"decode tok/s": True},
+            {"decode tok/s": True, "of bandwidth": True},
             {"decode tok/s": {"llama.cpp": 1.6}},
+            {"of bandwidth": 0.75},
+            _seconds(3, 5, 14, 40),
+            share="of bandwidth",
+            share_of="decode tok/s",
+            prepare=_decode,
         ),
-        Row(
+        AskedRow(
             "W2",
-            "cold prefill",
-            _prefill,
-            {f"prefill {n} tok/s": True for n in _PREFILL_LENGTHS},
-            {f"prefill {n} tok/s": _BOTH_WAYS for n in _PREFILL_LENGTHS},
+            "cold prefill, and what length costs",
+            {f"prefill {length} tok/s": True for length in _LENGTHS} | {_GROWTH_PREFILL: True, _GROWTH_DECODE: True},
+            {f"prefill {length} tok/s": _BOTH_WAYS for length in _LENGTHS},
+            {_GROWTH_PREFILL: 0.45, _GROWTH_DECODE: 0.6},
+            _seconds(23, 90, 52, 66),
+            prepare=_prefill,
         ),
-        Row("W3", "2,000 cached + 32", _warm, {"cold TTFT s": False, "warm TTFT s": False}, {"warm TTFT s": _THRICE}),
-        Row(
+        AskedRow(
+            "W3",
+            "2,000 cached + 32",
+            {"cold TTFT s": False, "warm TTFT s": False},
+            {"warm TTFT s": _THRICE},
+            seconds=_seconds(4, 17, 13, 20),
+            prepare=_warm,
+        ),
+        AskedRow(
             "W4",
             "burst: 32 requests of 1,024 shared + 64, 16 out, 8 at a time",
-            _burst,
             {"wall s": False},
             {"wall s": {"llama.cpp": 8.0, "openvino": 3.0, "vllm": 3.0}},
+            seconds=_seconds(7, 48, 41, 150),
+            llama_flags=_EIGHT_SLOTS,
+            prepare=_burst,
         ),
-        Row(
+        AskedRow(
             "W5",
             "eight prefixes of 1,000 in turn",
-            _prefixes,
             {"cold TTFT s": False, "warm TTFT s": False, "peak memory MiB": False},
             {"warm TTFT s": _THRICE},
             {"peak memory MiB": 400 / 1.048576},
+            _seconds(13, 48, 36, 130),
+            llama_flags=_EIGHT_SLOTS,
+            prepare=_prefixes,
         ),
-        Row("W6", "16 streams, 64 + 128", _streams, {"tok/s": True}, {"tok/s": {"llama.cpp": 3.0}}),
-        Row("W7", "process start to first answered request", _start, {"start s": False}, {}, {"start s": 0.6}),
-        Row(
+        AskedRow(
+            "W6",
+            "16 streams, 64 + 128",
+            {"tok/s": True},
+            {"tok/s": {"llama.cpp": 3.0}},
+            seconds=_seconds(6, 20, 21, 50),
+            llama_flags=_SIXTEEN_SLOTS,
+            prepare=_streams,
+        ),
+        AskedRow(
+            "W7",
+            "process start to first answered request",
+            {"start s": False},
+            {},
+            {"start s": 0.6},
+            _seconds(1, 1, 6, 5),
+            prepare=_start,
+        ),
+        AskedRow(
             "W8",
             "largest difference of logprobs",
-            _exactness,
-            {f"logprob difference, {name}": False for name in ("repeat", "prefix hit", "in a batch")},
+            dict.fromkeys(_EXACT, False),
             {},
-            {f"logprob difference, {name}": 0.0 for name in ("repeat", "prefix hit", "in a batch")},
+            _EXACT,
+            _seconds(3, 20, 14, 20),
+            llama_flags=("-np", "16", "-kvu", "-c", "32768"),
+            prepare=_exactness,
         ),
-        Row(
-            "growth",
-            "what length costs",
-            _growth,
-            {"prefill 6000 / 512": True, "decode at 6000 / 64": True},
+        AskedRow(
+            "shared",
+            "16 streams over one prefix of 4,096, beside 16 prefixes",
+            {"decode tok/s": True, "unshared decode tok/s": True, "shared / unshared": True},
             {},
-            {"prefill 6000 / 512": 0.45, "decode at 6000 / 64": 0.6},
+            {"shared / unshared": 2.0},
+            _seconds(130, 0, 270, 600),
+            {"llama.cpp": "16 contexts of 4,112 tokens computed one by one take it ten minutes"},
+            prepare=_shared,
         ),
-        Row("shared", "16 streams over one prefix of 4,096", _shared, {"decode tok/s": True}),
     )
 }

