@@ -111,6 +111,11 @@ def as_api_error(error: BaseException, *, param: str | None = None, retry_after_
     return ApiError(500, "internal error", None, "internal_error")
 
 
+def unsupported(name: str) -> ApiError:
+    """The refusal of a field whose value would matter."""
+    return ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
+
+
 def cut(text: str) -> str:
     """Text short enough for a message."""
     return text if len(text) <= MAX_TEXT * 2 else text[: MAX_TEXT * 2 - 1] + "…"

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from foreword.server.errors import ApiError
+from foreword.server.errors import ApiError, unsupported
 from foreword.server.limits import MAX_DOCUMENTS
-from foreword.server.openai.schema import unsupported
 from foreword.server.tenants import check_salt
 from foreword.text.rerank_prompt import RerankSettings
 

@@ -9,7 +9,7 @@ from msgspec import Meta
 from foreword.core.sampling_params import SamplingParams
 from foreword.server.anthropic.cache_control import SYSTEM, CacheControl, Slot, resolve_breakpoints
 from foreword.server.anthropic.tools import NoChoice, ToolChoice, tool_slots, tool_use
-from foreword.server.errors import ApiError
+from foreword.server.errors import ApiError, unsupported
 from foreword.server.forms import OutputConfig, output_format
 from foreword.server.limits import MAX_MESSAGES
 from foreword.server.tenants import check_salt
@@ -128,15 +128,14 @@ class Conversation(msgspec.Struct, kw_only=True):
         for name in MESSAGES_REFUSED:
             value = getattr(self, name, None)
             if value is not None and value not in _HARMLESS.get(name, ()):
-                raise ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
+                raise unsupported(name)
         self._check_output()
         self.slots()
 
     def _check_output(self) -> None:
         config = self.output_config
         if config is not None and config.effort is not None:
-            name = "output_config.effort"
-            raise ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
+            raise unsupported("output_config.effort")
         if config is None or config.format is None:
             return
         has_tools = bool(self.tools) and not isinstance(self.tool_choice, NoChoice)

@@ -13,14 +13,14 @@ from starlette.routing import Route
 from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import CompletionOutput, RequestOutput
 from foreword.server.context import asker_of
-from foreword.server.errors import ApiError, openai_body
+from foreword.server.errors import ApiError, openai_body, unsupported
 from foreword.server.forms import structured_output
 from foreword.server.generation import Generation, Piece
 from foreword.server.limits import MAX_PROMPTS
 from foreword.server.openai.caching import completion_with_cache
 from foreword.server.openai.chat import DONE, PING
 from foreword.server.openai.logprobs import CompletionLogprobs
-from foreword.server.openai.schema import CompletionRequest, unsupported
+from foreword.server.openai.schema import CompletionRequest
 from foreword.server.response_fields import question_of
 from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect, data_event

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from foreword.server.errors import ApiError
-from foreword.server.openai.schema import ChatMessage, RefusalPart, TextPart, unsupported
+from foreword.server.errors import ApiError, unsupported
+from foreword.server.openai.schema import ChatMessage, RefusalPart, TextPart
 from foreword.server.openai.tools import FunctionCall
 from foreword.server.tool_use import result_name
 from foreword.text.tools import call_json

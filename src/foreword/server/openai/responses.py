@@ -9,13 +9,12 @@ from starlette.routing import Route
 
 from foreword.server.cache_policy.diagnostics import RequestMemory
 from foreword.server.context import asker_of, tenant_of
-from foreword.server.errors import ApiError
+from foreword.server.errors import ApiError, unsupported
 from foreword.server.openai.responses_answer import ResponseAnswer, ResponseWriter
 from foreword.server.openai.responses_diagnosis import diagnose
 from foreword.server.openai.responses_prompt import make_prompt
 from foreword.server.openai.responses_schema import ResponsesRequest
 from foreword.server.openai.responses_store import ResponseStore, StoredResponse, items_of
-from foreword.server.openai.schema import unsupported
 from foreword.server.response_fields import question_of
 from foreword.server.service import Prompt, Service
 from foreword.server.sse import EventStream, collect

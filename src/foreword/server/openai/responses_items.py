@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from foreword.server.errors import ApiError
-from foreword.server.openai.schema import CacheBreakpoint, ChatMessage, RefusalPart, TextPart, unsupported
+from foreword.server.errors import ApiError, unsupported
+from foreword.server.openai.schema import CacheBreakpoint, ChatMessage, RefusalPart, TextPart
 from foreword.server.openai.tools import CalledFunction, FunctionCall, MessageCall
 
 

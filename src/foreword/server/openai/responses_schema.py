@@ -6,21 +6,13 @@ import msgspec
 from msgspec import Meta
 
 from foreword.core.sampling_params import SamplingParams
-from foreword.server.errors import ApiError
+from foreword.server.errors import ApiError, unsupported
 from foreword.server.forms import ResponseTextFormat, response_text_format
-from foreword.server.limits import MAX_CACHE_KEY, MAX_ITEMS, MAX_KWARGS_BYTES, MAX_METADATA
+from foreword.server.limits import MAX_CACHE_KEY, MAX_ITEMS, MAX_METADATA
 from foreword.server.openai.responses_items import InputItem
 from foreword.server.openai.responses_tools import ResponseToolChoice, ResponseTools, response_tool_use
-from foreword.server.openai.schema import (
-    CacheOptions,
-    Logprobs,
-    Penalty,
-    Seed,
-    Temperature,
-    TokenCount,
-    TopP,
-    unsupported,
-)
+from foreword.server.openai.sampling import Logprobs, SamplingFields, TokenCount, check_kwargs
+from foreword.server.openai.schema import CacheOptions
 from foreword.server.tenants import check_salt
 from foreword.server.tool_use import ToolUse
 
@@ -59,18 +51,14 @@ class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/responses`. The last group of what is supported is ours and vLLM's."""
+class ResponsesRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/responses`."""
 
-    model: str
     input: str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None
     previous_response_id: ResponseId | None = None
     store: bool | None = None
-    stream: bool | None = None
     max_output_tokens: TokenCount | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     top_logprobs: Logprobs | None = None
     include: list[Included] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA)] | None = None
@@ -83,16 +71,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
-    seed: Seed | None = None
-    stop: str | list[str] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: float | None = None
-    ignore_eos: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
 
     access_programs: Any = None
     image: Any = None
@@ -125,9 +104,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
             raise unsupported("text.verbosity")
         if not self.input and self.previous_response_id is None:
             raise ApiError(400, "input: expected text or items", "input", "missing_required_parameter")
-        if self.chat_template_kwargs and len(msgspec.json.encode(self.chat_template_kwargs)) > MAX_KWARGS_BYTES:
-            expected = f"at most {MAX_KWARGS_BYTES} bytes of JSON"
-            raise ApiError(400, f"chat_template_kwargs: expected {expected}", "chat_template_kwargs")
+        check_kwargs(self.chat_template_kwargs)
         self._check_logprobs()
         check_salt(self.cache_salt)
 
@@ -168,14 +145,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
         """
         if self.max_output_tokens == 0:
             raise ApiError(400, "max_output_tokens: expected at least 1", "max_output_tokens")
-        names = (
-            *("temperature", "top_p", "seed", "stop", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-            *("repetition_penalty", "ignore_eos"),
-        )
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return SamplingParams(
             max_tokens=1 if self.prewarms else self.max_output_tokens,
             logprobs=(self.top_logprobs or 0) if self.has_logprobs else None,
             structured_output=None if self.text is None else response_text_format(self.text.format),
-            **given,
+            **self.sampling(),
         )

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from foreword.server.errors import ApiError
-from foreword.server.openai.schema import unsupported
+from foreword.server.errors import ApiError, unsupported
 from foreword.server.openai.tools import FunctionDefinition, FunctionTool, tools_of
 from foreword.server.tool_use import ToolUse
 from foreword.text.tools import MAX_TOOLS

@@ -16,20 +16,15 @@ from msgspec import Meta
 
 from foreword.core.sampling_params import MAX_LOGIT_BIAS_ENTRIES, SamplingParams
 from foreword.core.structured_output import StructuredOutput
-from foreword.server.errors import ApiError
+from foreword.server.errors import ApiError, unsupported
 from foreword.server.forms import ResponseFormat, StructuredOutputs, structured_output
-from foreword.server.limits import MAX_CACHE_KEY, MAX_KWARGS_BYTES, MAX_LOGPROBS, MAX_MESSAGES, MAX_N
+from foreword.server.limits import MAX_CACHE_KEY, MAX_MESSAGES, MAX_N
+from foreword.server.openai.sampling import Logprobs, SamplingFields, TokenCount, check_kwargs
 from foreword.server.openai.tools import ChatTools, MessageCall, ToolChoice, tool_use
 from foreword.server.tenants import check_salt
 from foreword.server.tool_use import ToolUse
 
 N = Annotated[int, Meta(ge=1, le=MAX_N)]
-TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 CHAT_IGNORED = (
     "metadata",
@@ -120,30 +115,17 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     annotations: Any = None  # sent back from an answer: ignored
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields that both endpoints have. The second group are vLLM's names."""
+class TextFields(SamplingFields, kw_only=True):
+    """Fields that chat and completions have. The second group are vLLM's names."""
 
-    model: str
     n: N | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None = None
-    seed: Seed | None = None
-    stop: str | list[str] | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: TokenCount | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
     user: Any = None
@@ -157,12 +139,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         check_salt(self.cache_salt)
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only allowed when stream is true", "stream_options")
-        names = (
-            *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k", "min_p"),
-            *("repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
-            "skip_special_tokens",
-        )
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = self.sampling("n", "min_tokens", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens")
         if self.logit_bias:
             given["logit_bias"] = _bias(self.logit_bias)
         return SamplingParams(**(given | fields))
@@ -173,7 +150,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ChatRequest(TextFields, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -223,9 +200,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and value not in harmless.get(name, ()):
                 raise unsupported(name)
-        if self.chat_template_kwargs and len(msgspec.json.encode(self.chat_template_kwargs)) > MAX_KWARGS_BYTES:
-            expected = f"at most {MAX_KWARGS_BYTES} bytes of JSON"
-            raise ApiError(400, f"chat_template_kwargs: expected {expected}", "chat_template_kwargs")
+        check_kwargs(self.chat_template_kwargs)
         if self.prewarms and (self.stream or (self.n or 1) > 1):
             name = "prompt_cache_options.prewarm"
             raise ApiError(400, f"{name}: there is no answer to stream, or to give several of", name)
@@ -266,7 +241,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         return self.params(max_tokens=limit, logprobs=logprobs, structured_output=self.structured_output())
 
 
-class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(TextFields, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/completions`."""
 
     prompt: str | list[str | int | list[int]]
@@ -276,11 +251,6 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     logprobs: Logprobs | None = None
     suffix: str | None = None
     use_beam_search: bool | None = None
-
-
-def unsupported(name: str) -> ApiError:
-    """The refusal of a field whose value would matter."""
-    return ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
 
 
 def _bias(entries: dict[str, float]) -> dict[int, float]:

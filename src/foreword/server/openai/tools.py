@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from foreword.server.errors import ApiError
+from foreword.server.errors import unsupported
 from foreword.server.tool_use import ToolUse
 from foreword.text.tool_calls import ToolCallDelta
 from foreword.text.tools import MAX_TOOLS, Tool, ToolCall
@@ -97,7 +97,7 @@ def tools_of(tools: list[ChatTool] | None) -> tuple[Tool, ...]:
     found = []
     for index, tool in enumerate(tools or ()):
         if isinstance(tool, CustomTool):
-            raise _unsupported(f"tools[{index}].custom")
+            raise unsupported(f"tools[{index}].custom")
         given = tool.function
         parameters = {} if given.parameters is None else {"parameters": given.parameters}
         found.append(Tool(given.name, given.description, strict=bool(given.strict), **parameters))
@@ -121,7 +121,7 @@ def tool_use(tools: list[ChatTool] | None, choice: ToolChoice | None, is_paralle
             names = frozenset(_name(each, "tool_choice") for each in allowed.tools)
             return ToolUse(given, allowed.mode, names, parallel)
         case CustomChoice():
-            raise _unsupported("tool_choice.custom")
+            raise unsupported("tool_choice.custom")
     return ToolUse(given, choice, is_parallel=parallel)
 
 
@@ -144,9 +144,5 @@ def _new_id() -> str:
 
 def _name(choice: FunctionChoice | CustomChoice, where: str) -> str:
     if isinstance(choice, CustomChoice):
-        raise _unsupported(f"{where}.custom")
+        raise unsupported(f"{where}.custom")
     return choice.function.name
-
-
-def _unsupported(name: str) -> ApiError:
-    return ApiError(400, f"{name}: not supported by this server", name, "unsupported_parameter")
