@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.server.conftest import MODEL
+from tests.server.described import check_described
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class Answer:
 def send(
     port: int, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str | None
 ) -> Answer:
-    """One request; a body that isn't bytes goes as JSON. A header given as None is left out."""
+    """One request; a body that isn't bytes goes as JSON. A header given as None is left out.
+
+    Whatever comes back is held to `/openapi.json`.
+    """
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     chosen: dict[str, str | None] = {"content-type": "application/json"} if data is not None else {}
     if key is not None:
@@ -47,10 +51,15 @@ def send(
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path, data, {n: v for n, v in chosen.items() if v is not None})
-        response = connection.getresponse()
-        return Answer(response.status, {n.lower(): v for n, v in response.getheaders()}, response.read())
+        answer = _received(connection.getresponse())
     finally:
         connection.close()
+    check_described(method, path, answer.status, answer.headers, answer.body)
+    return answer
+
+
+def _received(response: http.client.HTTPResponse) -> Answer:
+    return Answer(response.status, {n.lower(): v for n, v in response.getheaders()}, response.read())
 
 
 def chat_body(text: str = "hi", **fields: Any) -> dict[str, Any]:
@@ -81,7 +90,8 @@ def post_all(port: int, path: str, bodies: Iterable[bytes]) -> Iterator[Answer]:
     try:
         for body in bodies:
             connection.request("POST", path, body, {"content-type": "application/json"})
-            response = connection.getresponse()
-            yield Answer(response.status, {n.lower(): v for n, v in response.getheaders()}, response.read())
+            answer = _received(connection.getresponse())
+            check_described("POST", path, answer.status, answer.headers, answer.body)
+            yield answer
     finally:
         connection.close()

@@ -19,6 +19,7 @@ from foreword.server.openai.chat import chat_routes
 from foreword.server.openai.completions import completion_routes
 from foreword.server.openai.embeddings import embedding_routes
 from foreword.server.openai.responses import response_routes
+from foreword.server.openapi.routes import openapi_routes
 from foreword.server.rerank_routes import rerank_routes
 from foreword.server.service import Service
 from foreword.server.status_routes import status_routes
@@ -38,6 +39,7 @@ def all_routes(service: Service) -> list[Route]:
         *text_routes(service),
         *cache_routes(service),
         *doctor_routes(service),
+        *openapi_routes(service),
     ]
 
 

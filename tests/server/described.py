@@ -1,0 +1,74 @@
+"""Holds what a server answers to what `/openapi.json` says of it."""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from foreword.server.errors import anthropic_body, cohere_body, dialect_of
+from foreword.server.openapi.answers import AnthropicError, CohereError, OpenAIError
+from foreword.server.openapi.operations import OPERATIONS, Operation
+
+ERRORS: Mapping[Any, type[msgspec.Struct]] = {anthropic_body: AnthropicError, cohere_body: CohereError}
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], str]]:
+    paths = sorted(OPERATIONS, key=lambda path: "{" in path)  # a path by its name goes before a pattern
+    return [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), path) for path in paths]
+
+
+def operation_of(method: str, target: str) -> tuple[str, Operation] | None:
+    """The route that answers, as it is described; None where there is none."""
+    found = target.partition("?")[0]
+    for pattern, path in _patterns():
+        operation = OPERATIONS[path].get(method.lower())  # type: ignore[call-overload]  # any method may be asked for
+        if pattern.fullmatch(found) and operation is not None:
+            return path, operation
+    return None
+
+
+def check_described(method: str, target: str, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    """Fail unless an answer is one that the document promises."""
+    found = operation_of(method, target)
+    if found is None or status == 304:
+        return
+    path, operation = found
+    kind = headers["content-type"].partition(";")[0]
+    if status != 200:
+        assert status in operation.statuses(path), (method, target, status)
+        error = operation.unavailable if status == 503 and operation.unavailable else ERRORS.get(dialect_of(path))
+        assert kind == "application/json"
+        decode(body, error or OpenAIError)
+    elif kind == "text/event-stream":
+        assert operation.events
+        check_events(body, operation)
+    elif operation.answer is None:
+        assert kind == operation.media
+    else:
+        assert kind == "application/json"
+        decode(body, operation.answer)
+        if operation.tells_tokens:
+            assert headers["foreword-prompt-tokens"].isdecimal()
+
+
+def check_events(body: bytes, operation: Operation) -> None:
+    """Fail unless each event is one of those named, and the last what it is said to be."""
+    lines = [line[6:] for line in body.decode().split("\n") if line.startswith("data: ")]
+    if operation.last_event is not None and lines and lines[-1] == operation.last_event:
+        lines.pop()
+    for line in lines:
+        kinds = operation.events
+        kind = kinds[-1] if len(kinds) > 1 and "error" in json.loads(line) else kinds[0]
+        decode(line.encode(), kind)
+
+
+def decode(data: bytes, kind: Any) -> None:
+    """Fail unless JSON is of a type, to the field."""
+    try:
+        msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise AssertionError(f"{error}: {data[:2000]!r}") from None
