@@ -1,6 +1,7 @@
 """A server on loopback, on a tiny random model, in a thread of its own."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -18,6 +19,11 @@ from tests.cli.conftest import tiny_raw as tiny_raw
 
 ResultT = TypeVar("ResultT")
 MODEL = "tiny"
+
+
+async def num_tasks() -> int:
+    """Tasks of this loop, the asking one with them."""
+    return len(asyncio.all_tasks())
 
 
 class LiveServer:
@@ -53,6 +59,11 @@ class LiveServer:
         while not self.server.started:
             assert self._thread.is_alive()
             threading.Event().wait(0.01)
+        self._num_tasks = self.run(num_tasks())
+
+    def limit_send_buffers(self) -> None:
+        """Let little lie between the server and a client that doesn't read. For connections yet to come."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
     def run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
@@ -67,7 +78,8 @@ class LiveServer:
 
         async def idle() -> None:
             async with asyncio.timeout(10):
-                while self.service.engine.num_open or self.service.admission.num_requests:
+                service = self.service
+                while service.engine.num_open or service.admission.num_requests or await num_tasks() > self._num_tasks:
                     await asyncio.sleep(0.01)
 
         self.run(idle())

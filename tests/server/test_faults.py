@@ -10,20 +10,15 @@ import pytest
 
 from foreword.server.limits import Limits
 from tests.server.conftest import StartServer
-from tests.server.test_streams import cancelled, request_bytes, wait_until_free
+from tests.server.test_stalled_readers import stalled_client
+from tests.server.test_streams import cancelled, wait_until_free
 from tests.server.wire import chat_body, completion_body, send
 
 
 def test_a_client_that_never_reads_is_cut_off_and_holds_nothing(start_server: StartServer) -> None:
     live = start_server(limits=Limits(write_timeout_s=0.3), debug=False)
-    body = completion_body("on and on", stream=True, max_tokens=450, ignore_eos=True, n=16, logprobs=20, temperature=1)
-    held = []
-    for _ in range(3):
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # before it connects: a small window
-        connection.connect(("127.0.0.1", live.port))
-        connection.sendall(request_bytes("/v1/completions", body))
-        held.append(connection)
+    live.limit_send_buffers()
+    held = [stalled_client(live.port) for _ in range(3)]
     end = time.monotonic() + 20
     while not live.service.engine.num_open:
         assert time.monotonic() < end
