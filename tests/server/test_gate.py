@@ -229,7 +229,7 @@ def test_a_bug_is_a_500_of_the_dialect_that_tells_nothing(
     def broken(*args: Any, **kwargs: Any) -> None:
         raise KeyError("secret detail")
 
-    monkeypatch.setattr(server.service, "encode_chat", broken)
+    monkeypatch.setattr(server.service.prompts, "encode_chat", broken)
 
     openai = send(server.port, "POST", "/v1/chat/completions", chat_body())
     anthropic = send(server.port, "POST", "/v1/messages", chat_body())

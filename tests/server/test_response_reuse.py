@@ -337,9 +337,9 @@ def index_of(event: Any) -> int:
 def test_an_answer_given_again_is_remembered_for_the_next_turn(cached: LiveServer, server: LiveServer) -> None:
     turns: list[dict[str, str]] = [{"role": "user", "content": "remember"}]
     for live in (cached, server):
-        live.service._turns._answers.clear()
+        live.service.prompts._turns._answers.clear()
     said = [ask(live, "chat", messages=turns).json["choices"][0]["message"]["content"] for live in (cached, server)]
-    cached.service._turns._answers.clear()
+    cached.service.prompts._turns._answers.clear()
     ask(cached, "chat", messages=turns)
     turns += [{"role": "assistant", "content": said[0]}, {"role": "user", "content": "go on"}]
 

@@ -15,7 +15,8 @@ from foreword.kv_cache.explain import MissCause, MissReport
 from foreword.server.context import asker_of
 from foreword.server.openai.logprobs import token_name
 from foreword.server.prompt_body import PromptBody, encoder
-from foreword.server.service import Prompt, Service
+from foreword.server.prompts import Prompt
+from foreword.server.service import Service
 from foreword.server.sse import collect
 from foreword.server.status_routes import json_response
 
@@ -115,7 +116,7 @@ def message_at(
         while low < high:
             middle = (low + high) // 2
             part = messages[: middle + 1]
-            begun = service.encode_chat(part, namespace, tools=tools, add_generation_prompt=False)
+            begun = service.prompts.encode_chat(part, namespace, tools=tools, add_generation_prompt=False)
             low, high = (low, middle) if position < len(begun.token_ids) else (middle + 1, high)
     except InvalidRequestError:
         return None  # a template may refuse a conversation that stops there

@@ -9,7 +9,8 @@ from foreword.server.errors import ApiError
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatMessage
 from foreword.server.openai.tools import ChatTools, tools_of
-from foreword.server.service import Prompt, Service
+from foreword.server.prompts import Prompt
+from foreword.server.service import Service
 from foreword.server.tenants import check_salt
 from foreword.server.tool_use import ToolUse
 
@@ -55,6 +56,6 @@ def encoder(service: Service, body: PromptBody, asker: Asker) -> Callable[[], Pr
     service.check_model(body.model)
     messages = body.template_messages()
     if messages is None:
-        return lambda: service.encode_prompt(body.prompt)
+        return lambda: service.prompts.encode_prompt(body.prompt)
     tools, add = body.template_tools(), body.add_generation_prompt
-    return lambda: service.encode_chat(messages, asker.namespace, tools=tools, add_generation_prompt=add)
+    return lambda: service.prompts.encode_chat(messages, asker.namespace, tools=tools, add_generation_prompt=add)

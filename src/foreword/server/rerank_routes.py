@@ -18,8 +18,9 @@ from foreword.llm.outputs import RequestOutput, ScoreOutput
 from foreword.llm.readings import as_pairs, ranked, relevance
 from foreword.server.account import Account
 from foreword.server.context import asker_of
+from foreword.server.prompts import Prompt
 from foreword.server.rerank_schema import PromptFields, RerankRequest, ScoreRequest
-from foreword.server.service import Prompt, Service
+from foreword.server.service import Service
 from foreword.server.sse import collect
 from foreword.server.status_routes import json_response
 from foreword.text.rerank_prompt import RerankPrompts
@@ -83,7 +84,7 @@ async def _score(
 ) -> tuple[list[ScoreOutput], Account]:
     """One score a pair, in order, and the account of all."""
     settings = body.settings()
-    prompts = await service.queued(lambda: RerankPrompts(service.rerank_format, settings, service.tokenizer))
+    prompts = await service.queued(lambda: RerankPrompts(service.prompts.rerank_format, settings, service.tokenizer))
     cut: list[bool] = []
     generation = await service.generate(
         lambda: _encode(service, prompts, pairs, cut),
@@ -104,7 +105,7 @@ def _encode(
     made = []
     for query, document in pairs:
         if query not in before:
-            service.check_size(query, "query")
+            service.prompts.check_size(query, "query")
             before[query] = prompts.before(query)
         ids, is_cut = prompts.prompt(before[query], document, service.max_model_len - 1)
         made.append(Prompt(ids))

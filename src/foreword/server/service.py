@@ -2,16 +2,15 @@
 
 import asyncio
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import foreword
-from foreword.core.errors import InvalidRequestError, QueueFullError
+from foreword.core.errors import QueueFullError
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Lease
@@ -19,19 +18,18 @@ from foreword.core.token_constraint import TokenConstraint
 from foreword.engine.async_engine import AsyncEngine, EngineRequest
 from foreword.llm.loading import LoadedModel
 from foreword.llm.outputs import RequestOutput
-from foreword.llm.prompts import prompt_token_ids
 from foreword.server.admission import Admission, Ticket
 from foreword.server.body import BodyReader
 from foreword.server.cache_policy.emulation import Emulation
-from foreword.server.cache_policy.plan import AS_COUNTED, CachePlan
 from foreword.server.call_reading import CallReading
 from foreword.server.constraining import Constraining
 from foreword.server.context import Asker
-from foreword.server.errors import ApiError, as_api_error
+from foreword.server.errors import ApiError
 from foreword.server.fingerprint import fingerprint
 from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
+from foreword.server.prompts import Prompt, PromptEncoder
 from foreword.server.quotas import Permit, Quotas
 from foreword.server.recording import TraceRecorder
 from foreword.server.response_cache import Question
@@ -39,24 +37,9 @@ from foreword.server.reuse import Asked, ResponseReuse, Started, open_response_c
 from foreword.server.tenant_store import open_response_store
 from foreword.server.tenants import KeyRing, Tenant
 from foreword.server.watchdog import Watchdog
-from foreword.text.chat_template import ChatTemplate
-from foreword.text.messages import strings_in
-from foreword.text.rerank_prompt import RerankFormat, choose_format
-from foreword.text.turns import TurnMemory
 
 ResultT = TypeVar("ResultT")
 NUM_TEXT_THREADS = 2
-RESERVED_KWARGS = frozenset({"self", "messages", "tools", "add_generation_prompt"})
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids, and the text they came from where it was text."""
-
-    token_ids: list[int]
-    text: str | None = None
-    leases: tuple[Lease, ...] = ()
-    plan: CachePlan = AS_COUNTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +84,7 @@ class Service:
         self.metrics.watch(lambda: self.engine.stats, lambda: self.engine.step_failures)
         self.tokenizer = loaded.tokenizer
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
-        self._turns = TurnMemory(loaded.tokenizer)
-        self._turns_lock = threading.Lock()
+        self.prompts = PromptEncoder(loaded)
         self._pool = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="foreword-text")
         identity = f"{foreword.__version__} {self.fingerprint} {self.tokenizer.digest.hex()}".encode()
         self.responses = open_response_cache(self.limits, identity, self.metrics)
@@ -114,22 +96,6 @@ class Service:
     def max_model_len(self) -> int:
         """Most tokens of a prompt and its answer together."""
         return self.loaded.summary.max_model_len
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The model's template.
-
-        Raises:
-            ApiError: it has none.
-        """
-        if self.loaded.chat_template is None:
-            raise ApiError(400, "this model has no chat template; use /v1/completions", "model", "model_not_supported")
-        return self.loaded.chat_template
-
-    @cached_property
-    def rerank_format(self) -> RerankFormat:
-        """How the model is asked whether a document answers a query. For `off_loop`."""
-        return choose_format(self.loaded.names, self.tokenizer, self.loaded.chat_template)
 
     def is_healthy(self) -> bool:
         """True while the engine answers and no step hangs."""
@@ -205,69 +171,6 @@ class Service:
             self.metrics.refused("queue_full")
             raise
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        namespace: bytes,
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        add_generation_prompt: bool = True,
-        kwargs: Mapping[str, Any] | None = None,
-        prefill: str = "",
-    ) -> Prompt:
-        """Token ids of a conversation, with answers of ours in the tokens they were generated in. For `off_loop`.
-
-        `tools` are as `ToolUse.as_json` gives them; `prefill` begins the assistant's answer.
-
-        Raises:
-            ApiError, InvalidRequestError: malformed, or longer than the context.
-        """
-        if kwargs and not RESERVED_KWARGS.isdisjoint(kwargs):
-            expected = f"names other than {', '.join(sorted(RESERVED_KWARGS))}"
-            raise InvalidRequestError("chat_template_kwargs", expected, sorted(kwargs))
-        self.check_size([messages, kwargs, tools], "messages")
-        ids = self.chat_template.encode(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, **(kwargs or {})
-        )
-        if prefill:
-            ids += self.tokenizer.encode(prefill, add_special_tokens=False)
-        with self._turns_lock:
-            ids = self._turns.splice(ids, namespace)
-        self._check_len(ids, "messages")
-        return Prompt(ids)
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        add_generation_prompt: bool,
-    ) -> str:
-        """A conversation as the text the model reads, for people. For `off_loop`.
-
-        Raises:
-            ApiError, InvalidRequestError: malformed, or longer than the context.
-        """
-        self.check_size([messages, tools], "messages")
-        return self.chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-
-    def encode_prompt(self, prompt: object, param: str = "prompt") -> Prompt:
-        """Token ids of text, or token ids as they are, checked. For `off_loop`.
-
-        `param` names the field they came in.
-
-        Raises:
-            ApiError, InvalidRequestError: malformed, or longer than the context.
-        """
-        self.check_size(prompt, param)
-        given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
-        try:
-            text, ids = prompt_token_ids(given, self.tokenizer)
-        except InvalidRequestError as error:
-            raise as_api_error(error, param=param) from None
-        self._check_len(ids, param)
-        return Prompt(ids, text)
-
     async def queued(self, work: Callable[[], ResultT]) -> ResultT:
         """As `off_loop`, in a place of the queue.
 
@@ -313,7 +216,7 @@ class Service:
                 asker=asker,
                 prompts=[prompt.token_ids for prompt in prompts],
                 start=lambda: self._start(plan, ticket),
-                on_replay=lambda output: self._remember_all(output, asker.namespace) if remember else None,
+                on_replay=lambda output: self.prompts.remember_all(output, asker.namespace) if remember else None,
             )
             started, reuse = await self._reuse.begin(asked)
         except BaseException as error:
@@ -345,7 +248,7 @@ class Service:
             plan.params,
             self.tokenizer,
             self.loaded.engine,
-            lambda output, index: self._remember(output, index, namespace) if plan.remember else None,
+            lambda output, index: self.prompts.remember(output, index, namespace) if plan.remember else None,
             plan.calls,
         )
         requests = [
@@ -371,29 +274,3 @@ class Service:
         for prompt in prompts:
             self.loaded.engine.check_alone(prompt.token_ids, params)
         return prompts
-
-    def _remember(self, output: RequestOutput, index: int, namespace: bytes) -> None:
-        with self._turns_lock:
-            self._turns.remember(output.prompt_token_ids, output.outputs[index].token_ids, namespace)
-
-    def _remember_all(self, output: RequestOutput, namespace: bytes) -> None:
-        for answer in output.outputs:
-            self._remember(output, answer.index, namespace)
-
-    def check_size(self, value: object, param: str) -> None:
-        """Refuse before rendering or tokenising what can't fit: no token stands for more bytes than the longest."""
-        size = sum(len(text) for text in strings_in(value))
-        if size > self.max_model_len and size > self.max_model_len * self.tokenizer.longest_token_bytes:
-            raise self._too_long(f"{size} characters", param)
-
-    def _check_len(self, ids: Sequence[int], param: str) -> None:
-        if not ids:
-            raise InvalidRequestError(param, "at least one token", "none")
-        if len(ids) >= self.max_model_len:
-            raise self._too_long(f"{len(ids)} tokens", param)
-
-    def _too_long(self, found: str, param: str) -> ApiError:
-        message = (
-            f"this model's context is {self.max_model_len} tokens, prompt and answer together; {param} has {found}"
-        )
-        return ApiError(400, message, param, "context_length_exceeded")

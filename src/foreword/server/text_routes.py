@@ -64,7 +64,9 @@ def text_routes(service: Service) -> list[Route]:
         if messages is None:
             raise ApiError(400, "messages: expected messages", "messages")
         tools, add = body.template_tools(), body.add_generation_prompt
-        text = await service.queued(lambda: service.render_chat(messages, tools=tools, add_generation_prompt=add))
+        text = await service.queued(
+            lambda: service.prompts.render_chat(messages, tools=tools, add_generation_prompt=add)
+        )
         return json_response({"prompt": text})
 
     return [

@@ -14,7 +14,8 @@ from foreword.server.cache_policy.outcome import EmulatedPlan
 from foreword.server.cache_policy.plan import EnginePlan
 from foreword.server.cache_policy.points import CachePoint, PointMap, lease
 from foreword.server.context import Asker
-from foreword.server.service import Prompt, Service
+from foreword.server.prompts import Prompt
+from foreword.server.service import Service
 
 _CLOSING = InputMessage("user", "-")
 """Stands behind a beginning while it is read, so that an assistant's turn at its end is no beginning of an answer."""
@@ -54,7 +55,9 @@ def cache_points(service: Service, body: Conversation, asker: Asker) -> list[Cac
             cut = _cut(body, slot)
             messages, tools = cut.template_messages(), [tool.as_json() for tool in tools_of(cut.tools)]
             begun = messages[:-1] or messages  # a template wants a message even where only tools are asked after
-            return service.encode_chat(begun, asker.namespace, tools=tools, add_generation_prompt=False).token_ids
+            return service.prompts.encode_chat(
+                begun, asker.namespace, tools=tools, add_generation_prompt=False
+            ).token_ids
 
         return encode
 

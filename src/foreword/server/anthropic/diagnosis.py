@@ -4,7 +4,7 @@ from foreword.server.anthropic.schema import MessagesRequest
 from foreword.server.anthropic.tools import tools_of
 from foreword.server.cache_policy.diagnostics import RequestMemory, divergence, fingerprint
 from foreword.server.context import Asker
-from foreword.server.service import Prompt
+from foreword.server.prompts import Prompt
 
 
 def diagnose(

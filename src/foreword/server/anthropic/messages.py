@@ -19,8 +19,9 @@ from foreword.server.call_reading import CallReader, CallReading
 from foreword.server.context import Asker, asker_of
 from foreword.server.errors import ApiError, anthropic_body
 from foreword.server.generation import Generation, Piece
+from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
-from foreword.server.service import Prompt, Service
+from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, named_event
 from foreword.server.status_routes import json_response
 from foreword.text.tool_calls import ToolCallDelta
@@ -38,9 +39,9 @@ def message_routes(service: Service) -> list[Route]:
         service.check_model(body.model)
         body.check()
         use = body.tool_use()
-        calls = use.reading(service.chat_template)
+        calls = use.reading(service.prompts.chat_template)
         answer = MessageAnswer(service, body, calls)
-        params = use.constrained(body.sampling_params(), service.chat_template)
+        params = use.constrained(body.sampling_params(), service.prompts.chat_template)
         asker = asker_of(request, body.cache_salt)
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
         if warms and use.mode == "required":
@@ -81,7 +82,7 @@ def message_routes(service: Service) -> list[Route]:
 
 def _encoder(service: Service, body: Conversation, asker: Asker) -> Callable[[], Prompt]:
     turns, tools, prefill = body.template_messages(), body.tool_use().as_json(), body.prefill()
-    return lambda: service.encode_chat(turns, asker.namespace, tools=tools, prefill=prefill)
+    return lambda: service.prompts.encode_chat(turns, asker.namespace, tools=tools, prefill=prefill)
 
 
 class MessageAnswer:

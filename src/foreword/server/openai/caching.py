@@ -12,7 +12,8 @@ from foreword.server.cache_policy.points import CachePoint, PointMap, lease
 from foreword.server.context import Asker
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import CacheBreakpoint, CacheOptions, ChatMessage, ChatRequest, TextPart
-from foreword.server.service import Prompt, Service
+from foreword.server.prompts import Prompt
+from foreword.server.service import Service
 
 MAX_WRITES = 4
 """Breakpoints of a request that are kept; the implicit one is one of them."""
@@ -118,7 +119,7 @@ def _beginning(
             assert isinstance(content, list)
             messages[-1] = msgspec.structs.replace(messages[-1], content=content[: part + 1])
         plain, kwargs, tools = plain_messages(messages), body.chat_template_kwargs, body.tool_use().as_json()
-        return service.encode_chat(
+        return service.prompts.encode_chat(
             plain, asker.namespace, tools=tools, add_generation_prompt=False, kwargs=kwargs
         ).token_ids
 

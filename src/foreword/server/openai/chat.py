@@ -21,8 +21,9 @@ from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatRequest
 from foreword.server.openai.tools import call_delta, call_object
+from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
-from foreword.server.service import Prompt, Service
+from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 from foreword.text.tools import ToolCall
@@ -42,11 +43,11 @@ def chat_routes(service: Service) -> list[Route]:
         params, messages = body.sampling_params(), plain_messages(body.messages)
         asker, kwargs = asker_of(request, body.cache_salt), body.chat_template_kwargs
         use = body.tool_use()
-        tools, calls = use.as_json(), use.reading(service.chat_template)
-        params = use.constrained(params, service.chat_template)
+        tools, calls = use.as_json(), use.reading(service.prompts.chat_template)
+        params = use.constrained(params, service.prompts.chat_template)
 
         def encode() -> Sequence[Prompt]:
-            prompt = service.encode_chat(messages, asker.namespace, tools=tools, kwargs=kwargs)
+            prompt = service.prompts.encode_chat(messages, asker.namespace, tools=tools, kwargs=kwargs)
             return [with_cache(service, body, asker, prompt)]
 
         warms = body.prewarms

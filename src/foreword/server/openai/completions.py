@@ -21,8 +21,9 @@ from foreword.server.openai.caching import completion_with_cache
 from foreword.server.openai.chat import DONE, PING
 from foreword.server.openai.logprobs import CompletionLogprobs
 from foreword.server.openai.schema import CompletionRequest
+from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
-from foreword.server.service import Prompt, Service
+from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
 
@@ -40,7 +41,7 @@ def completion_routes(service: Service) -> list[Route]:
         answer, asker = CompletionAnswer(service, plan), asker_of(request, plan.cache_salt)
 
         def encode() -> Sequence[Prompt]:
-            prompts = [service.encode_prompt(prompt) for prompt in plan.prompts]
+            prompts = [service.prompts.encode_prompt(prompt) for prompt in plan.prompts]
             return [completion_with_cache(service, plan.model, asker, prompt) for prompt in prompts]
 
         generation = await service.generate(

@@ -64,7 +64,7 @@ def embedding_routes(service: Service) -> list[Route]:
         check_dimensions(body.dimensions, service.loaded.model.config.hidden_size)
         prompts = body.prompts(service.max_model_len)
         generation = await service.generate(
-            lambda: [service.encode_prompt(prompt, "input") for prompt in prompts],
+            lambda: [service.prompts.encode_prompt(prompt, "input") for prompt in prompts],
             SamplingParams(max_tokens=1),
             asker_of(request, body.cache_salt),
             probe=EMBEDDING,

@@ -15,8 +15,9 @@ from foreword.server.openai.responses_diagnosis import diagnose
 from foreword.server.openai.responses_prompt import make_prompt
 from foreword.server.openai.responses_schema import ResponsesRequest
 from foreword.server.openai.responses_store import ResponseStore, StoredResponse, items_of
+from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
-from foreword.server.service import Prompt, Service
+from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect
 from foreword.server.status_routes import json_response
 
@@ -34,8 +35,8 @@ def response_routes(service: Service) -> list[Route]:
         body.check()
         asker, use = asker_of(request, body.cache_salt), body.tool_use()
         chain = store.chain(asker.tenant.domain, body.previous_response_id)
-        calls = use.reading(service.chat_template)
-        params = use.constrained(body.sampling_params(), service.chat_template)
+        calls = use.reading(service.prompts.chat_template)
+        params = use.constrained(body.sampling_params(), service.prompts.chat_template)
         answer = ResponseAnswer(service, body, params, calls)
 
         def encode() -> Sequence[Prompt]:

@@ -4,7 +4,8 @@ from foreword.server.cache_policy.diagnostics import RequestMemory, divergence, 
 from foreword.server.context import Asker
 from foreword.server.openai.responses_schema import ResponsesRequest
 from foreword.server.openai.responses_tools import told_tools
-from foreword.server.service import Prompt, Service
+from foreword.server.prompts import Prompt
+from foreword.server.service import Service
 
 
 def diagnose(

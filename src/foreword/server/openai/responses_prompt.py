@@ -14,7 +14,8 @@ from foreword.server.openai.responses_schema import ResponsesRequest
 from foreword.server.openai.responses_store import StoredResponse, conversation
 from foreword.server.openai.responses_tools import chat_tools
 from foreword.server.openai.schema import ChatMessage, ChatRequest
-from foreword.server.service import Prompt, Service
+from foreword.server.prompts import Prompt
+from foreword.server.service import Service
 
 
 def own_items(body: ResponsesRequest) -> list[InputItem]:
@@ -54,7 +55,7 @@ def make_prompt(
 def _encoded(service: Service, chat: ChatRequest, asker: Asker) -> Prompt:
     tools, kwargs = chat.tool_use().as_json(), chat.chat_template_kwargs
     try:
-        return service.encode_chat(plain_messages(chat.messages), asker.namespace, tools=tools, kwargs=kwargs)
+        return service.prompts.encode_chat(plain_messages(chat.messages), asker.namespace, tools=tools, kwargs=kwargs)
     except ApiError as error:
         if error.code != "context_length_exceeded":
             raise
