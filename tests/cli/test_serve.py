@@ -1,6 +1,5 @@
 """`foreword serve` as a person runs it: one line when it can't, and order when it ends (R-22, R-26)."""
 
-import http.client
 import json
 import os
 import signal
@@ -9,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,17 +88,56 @@ def test_a_running_answer_is_finished_before_the_end(start: Start, tiny: str) ->
     assert process.wait(20) == 0
 
 
-def test_a_second_signal_ends_it_at_once(start: Start, tiny: str) -> None:
+OPENAI, ANTHROPIC = "/v1/completions", "/v1/messages"
+
+
+@pytest.mark.parametrize("path", [OPENAI, ANTHROPIC])
+def test_a_second_signal_ends_answers_with_an_error_of_their_dialect(start: Start, tiny: str, path: str) -> None:
     process, url = start(tiny, "--max-num-seqs", "1", "--kv-cache", "off")
-    body = {"model": name_of(tiny), "prompt": "a" * 100, "max_tokens": 400, "ignore_eos": True, "stream": True}
-    with post(url, "/v1/completions", body) as answer:
+    turns = [{"role": "user", "content": "a" * 100}]
+    asked = {"messages": turns} if path == ANTHROPIC else {"prompt": "a" * 100, "ignore_eos": True}
+    body = {"model": name_of(tiny), "max_tokens": 400, "temperature": 0, "stream": True, **asked}
+    with post(url, path, body) as answer:
         answer.readline()
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
-        with pytest.raises(http.client.IncompleteRead):
-            answer.read()
+        *_, last = (json.loads(line[5:]) for line in answer.read().splitlines() if line.startswith(b"data:"))
+
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert last["error"]["type"] == ("overloaded_error" if path == ANTHROPIC else "server_error")
+    assert "shutting down" in last["error"]["message"]
+    events = [json.loads(line) for line in err.splitlines()]
+    assert [event["event"] for event in events] == ["draining", "ending", "request"]
+    assert not [event for event in events if event["level"] == "error"]
+
+
+def test_a_second_signal_waits_for_nobody_who_does_not_send(start: Start, tiny: str) -> None:
+    process, url = start(tiny)
+    address = urllib.parse.urlsplit(url)
+    lines = b"host: localhost", b"content-type: application/json", b"content-length: 9", b"", b"{"
+    with socket.create_connection((address.hostname, address.port)) as client:
+        client.sendall(b"\r\n".join([b"POST /v1/completions HTTP/1.1", *lines]))
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=10)
+
+    assert process.returncode == 0
+    assert not [line for line in err.splitlines() if json.loads(line)["level"] == "error"]
+
+
+def test_signals_in_quick_succession_end_it_with_0(start: Start, tiny: str) -> None:
+    process, _ = start(tiny)
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert not [line for line in err.splitlines() if json.loads(line)["level"] == "error"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs /proc")

@@ -170,8 +170,12 @@ class AsyncEngine:
                 async with asyncio.timeout(grace_s):
                     await self.run(lambda _: self._end_waiting())
                     await self._idle.wait()
+        self.end_streams()
+
+    def end_streams(self) -> None:
+        """End what waits and what runs; readers get all that came before, then are told."""
         for stream in list(self._open):
-            stream.close(UnavailableError(self._refusal))
+            stream.close(UnavailableError(self._refusal or "ended by the server"))
 
     async def close(self) -> None:
         """End everything and the thread, after the step under way."""

@@ -4,6 +4,7 @@ Deny by default: without a key only the paths of `OPEN_PATHS` are answered, comp
 On a server without keys the Host header must name this machine, so that no web page can reach it by another name.
 """
 
+import asyncio
 import logging
 import re
 import secrets
@@ -68,6 +69,8 @@ class Gate:
             await self._app(scope, receive, send_noted)
         except Exception as error:
             await self._failed(error, context, scope, receive, send_noted)
+        except asyncio.CancelledError:
+            context.facts["error"] = "shutdown"  # the server ends, and its patience has: nobody waits for this task
         finally:
             if context.permit is not None:
                 context.permit.leave()

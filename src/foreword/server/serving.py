@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +25,8 @@ from foreword.server.service import Service
 from foreword.server.watchdog import EXIT_CODE
 
 KEEP_ALIVE_S = 5
+LAST_WORDS_S = 1.0
+"""For clients to take the error that ends their answers, after a second signal."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -56,7 +60,7 @@ class Server(uvicorn.Server):
     """uvicorn's server, draining before it stops listening.
 
     The first SIGTERM or SIGINT: no new requests (503), what waits is ended, what runs may finish within the grace.
-    The second: stop now.
+    The second: running answers end too, each with an error in its dialect. A third does not wait until it is read.
     """
 
     def __init__(self, service: Service, host: str, keys_file: Path | None = None) -> None:
@@ -65,6 +69,7 @@ class Server(uvicorn.Server):
         app = make_app(service, hosts=() if host in LOOPBACK_HOSTS else (f"[{host}]" if ":" in host else host,))
         super().__init__(_config(app, service))
         self._drain_task: asyncio.Task[None] | None = None
+        self._end_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -73,6 +78,12 @@ class Server(uvicorn.Server):
         if self._keys_file is not None and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
         await super().serve(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close everything; in a hurry too the application is told, which uvicorn then leaves to be cancelled."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
 
     def reload_keys(self) -> None:
         """SIGHUP: let the file of keys hold as it stands now; one that can't be used changes nothing."""
@@ -90,11 +101,11 @@ class Server(uvicorn.Server):
             log("keys reloaded", keys=keys.num_keys)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: drain, or stop at once when draining already. Not remembered, so the exit code is 0."""
-        if self._drain_task is not None or self._loop is None:
+        """A signal. Not remembered, so the exit code is 0."""
+        if self._loop is None or self._end_task is not None:
             self.should_exit = self.force_exit = True
         else:
-            self._loop.call_soon_threadsafe(self.drain)
+            self._loop.call_soon_threadsafe(self.drain if self._drain_task is None else self.end)
 
     def drain(self) -> None:
         """Begin to drain; stops when that is done."""
@@ -108,17 +119,41 @@ class Server(uvicorn.Server):
         finally:
             self.should_exit = True
 
+    def end(self) -> None:
+        """End what runs, and stop as soon as that is told."""
+        if self._end_task is None:
+            log("ending", open_requests=self._service.engine.num_open)
+            self._end_task = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        self._service.engine.end_streams()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while self.server_state.tasks and not self.force_exit:
+                    await asyncio.sleep(0.02)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        self.should_exit = self.force_exit = True
+
 
 def serve(service: Service, host: str, listening: socket.socket, keys_file: Path | None = None) -> None:
     """Serve on a bound socket until a signal ends it. SIGHUP reads `keys_file` again."""
     server = Server(service, host, keys_file)
+    _on_signals(server.handle_exit)  # uvicorn asks for them too, but not in the beginning and the end
     try:
         with asyncio.Runner() as runner:
             runner.run(server.serve(sockets=[listening]))
     finally:
         if service.is_stuck:  # its thread can't be joined, and a process must not unwind a thread inside a kernel
             os._exit(EXIT_CODE)
-        service.engine.stop()  # a second signal leaves no time for the application's own end
+        service.engine.stop()  # where the application's own end was not reached
+        _on_signals(signal.SIG_IGN)  # the process is ending: the interpreter would let a late one kill it
+
+
+def _on_signals(act: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, act)
 
 
 def _config(app: Any, service: Service) -> uvicorn.Config:
