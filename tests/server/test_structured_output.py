@@ -174,6 +174,8 @@ HOSTILE: list[dict[str, Any]] = [
     {"grammar": 'start: ("a"{1,100000}){1,100000}'},
     {"grammar": "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(900)) + '\nr900: "a"\nstart: r0'},
     {"grammar": "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(100)) + '\nT100: "a"\nstart: T0'},
+    {"grammar": f"start: {'a? ' * 500}\na: /[a-z]/ | /[a-z]+/"},
+    {"grammar": "start: T\nT: " + " & ".join(f"/(.*{i}.*)/" for i in range(60))},
 ]
 
 
@@ -186,3 +188,21 @@ def test_a_hostile_form_does_no_harm_to_the_next_request(server: LiveServer, num
     assert answer.status in (200, 400), answer.body
     assert good.status == 200
     assert good.json["choices"][0]["message"]["content"] == "yes"
+
+
+def test_a_form_out_of_work_ends_its_own_request_and_no_other(server: LiveServer) -> None:
+    """Its parser's items grow with what it has said, until they are more than is granted."""
+    sums = " | ".join("s " * terms for terms in range(2, 9))
+    grammar = f"start: s\ns: {sums} | /[a-z]/"
+    greedy = {"structured_outputs": {"grammar": grammar}, "ignore_eos": True, "max_tokens": 200}
+    with openai_client(server) as client:
+        alone = client.completions.create(model=MODEL, prompt="Well?", temperature=0, max_tokens=40).choices[0].text
+        stream = client.completions.create(model=MODEL, prompt="Well?", temperature=0, max_tokens=40, stream=True)
+        first = next(stream).choices[0].text
+        failed = send(server.port, "POST", "/v1/completions", completion_body() | greedy)
+        text = first + "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+
+    assert failed.status == 400
+    assert failed.json["error"]["code"] == "constraint_failed"
+    assert "more work than is granted" in failed.json["error"]["message"]
+    assert text == alone

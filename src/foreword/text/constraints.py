@@ -20,8 +20,21 @@ from foreword.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-MAX_CACHED = 64
-"""Compiled constraints kept for the next request that asks for the same."""
+MAX_CACHED = 32
+"""Compiled constraints kept for the next request that asks for the same; each may grow to `MAX_LEXER_STATES`."""
+
+MAX_STEP_ITEMS = 3_000
+"""Parser items made for the mask of one token, whose cost grows with their square: some milliseconds. An object of 200
+optional properties takes half of them."""
+MAX_ROW_ITEMS = 1_500
+"""Parser items alive after one byte of the answer: what taking in a token costs."""
+STEP_LEXER_FUEL = 50_000
+"""Steps of regular expressions for the mask of one token: about 14,000 a millisecond."""
+COMPILE_LEXER_FUEL = 200_000
+"""The same, for all of them at the start."""
+MAX_LEXER_STATES = 10_000
+"""States kept of one form's expressions, by all its answers together: about 1 KB each."""
+MAX_GRAMMAR_SYMBOLS = 100_000
 
 MAX_INDENT = 32
 _WHITE_SPACE = rf"[ ]|\n[ ]{{0,{MAX_INDENT}}}"
@@ -49,7 +62,7 @@ class TokenMaskState:
 
     def accept(self, token_id: TokenId) -> None:
         """See `ConstraintState`."""
-        self._matcher.consume_token(token_id)
+        _take_in(self._matcher, [token_id])
         self._allowed = _allowed_tokens(self._matcher)
 
 
@@ -63,11 +76,12 @@ class GrammarConstraint:
         self._allowed = _allowed_tokens(matcher)
 
     def start(self, token_ids: Iterable[TokenId] = ()) -> TokenMaskState:
-        """See `TokenConstraint`."""
-        state = TokenMaskState(self._matcher.deep_copy(), self._allowed)
-        for token_id in token_ids:
-            state.accept(token_id)
-        return state
+        """See `TokenConstraint`. Tokens generated before are taken in without their masks."""
+        matcher, past = self._matcher.deep_copy(), list(token_ids)
+        if not past:
+            return TokenMaskState(matcher, self._allowed)
+        _take_in(matcher, past)
+        return TokenMaskState(matcher, _allowed_tokens(matcher))
 
 
 class ConstraintCompiler:
@@ -147,9 +161,18 @@ def _vocabulary(tokenizer: Tokenizer) -> "LLTokenizer":
 
 
 def _limits() -> "LLParserLimits":
+    """By counts, so that the same form is granted or refused on any machine, whatever else it does."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(
+        step_max_items=MAX_STEP_ITEMS,
+        max_items_in_row=MAX_ROW_ITEMS,
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        initial_lexer_fuel=COMPILE_LEXER_FUEL,
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SYMBOLS,
+        verbose_errors=False,
+    )
 
 
 def _grammar(wanted: StructuredOutput) -> str:
@@ -178,11 +201,18 @@ def _with_options(wanted: StructuredOutput) -> str:
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
+def _take_in(matcher: "LLMatcher", token_ids: list[TokenId]) -> None:
+    if not matcher.consume_tokens(token_ids):
+        told = "a token does not fit, or takes more work than is granted"
+        raise ConstraintError(f"structured_output: {told} ({_first_line(matcher.get_error())})")
+
+
 def _allowed_tokens(matcher: "LLMatcher") -> bytes:
     """The mask of what may come next; of a matcher that has stopped, the end alone."""
-    allowed = b"" if matcher.is_error() else matcher.compute_bitmask()
+    allowed = matcher.compute_bitmask()
     if matcher.is_error():
-        raise ConstraintError(f"structured_output: {_first_line(matcher.get_error())}")
+        told = "which token may come next takes more work than is granted"
+        raise ConstraintError(f"structured_output: {told} ({_first_line(matcher.get_error())})")
     if not any(allowed):
         raise ConstraintError("structured_output: no token of the vocabulary can follow")
     return allowed
