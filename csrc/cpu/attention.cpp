@@ -70,8 +70,8 @@ void AttentionStage::finish(const AttentionUnit& unit, std::size_t kv_head) {
 std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows) {
   const std::size_t dim = problem.cache.head_dim, padded_dim = problem.padded_dim;
   const std::size_t padded_rows = (rows + kPanel - 1) / kPanel * kPanel;
-  const std::size_t per_row = kAttentionTile + 2 * padded_dim + dim + 7;
-  const std::size_t floats = padded_rows * per_row + kAttentionTile * (dim + padded_dim);
+  const std::size_t band = kBandRows * (kAttentionTile + padded_dim);
+  const std::size_t floats = band + padded_rows * (padded_dim + dim + 7) + kAttentionTile * (dim + padded_dim);
   return (floats + kPanel - 1) / kPanel * kPanel;
 }
 

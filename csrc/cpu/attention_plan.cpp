@@ -7,7 +7,7 @@
 namespace foreword {
 namespace {
 
-constexpr std::size_t kMaxRows = 96;      // a unit's scratch fits a 512 KiB cache beside a tile; packing it costs 3 %
+constexpr std::size_t kMaxRows = 192;     // queries, values and a packed tile fit a 512 KiB cache; packing costs 3 %
 constexpr std::size_t kInPlaceRows = 12;  // see AttentionUnit::in_place
 constexpr std::size_t kRowsPerCost = 6;
 constexpr std::size_t kUnitsPerThread = 6;  // so that no thread waits long for the last unit

@@ -2,7 +2,7 @@
 // set.
 #pragma once
 
-#include "attention_kernel.h"
+#include "attention_band.h"
 
 namespace foreword {
 namespace {
@@ -15,7 +15,7 @@ inline const AttentionToken& unit_token(const AttentionProblem& problem, const A
 
 // Queries of the unit, scaled, in the order score_block reads them.
 inline void pack_queries(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head,
-                         const TileWork& work) {
+                         const UnitWork& work) {
   const float scale = problem.args.scale * kLog2E;
   for (std::size_t r = 0; r < work.rows; ++r) {
     const std::size_t first = r / kRowGroup * kRowGroup;
@@ -30,7 +30,7 @@ inline void pack_queries(const AttentionProblem& problem, const AttentionUnit& u
 
 // Sets how many keys of the tile each row sees; returns the largest.
 inline std::size_t set_limits(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t tile,
-                              const TileWork& work) {
+                              const UnitWork& work) {
   const std::int64_t start = static_cast<std::int64_t>(tile * kAttentionTile);
   std::int64_t largest = 0;
   for (std::size_t i = 0; i < unit.num_tokens; ++i) {
@@ -73,23 +73,29 @@ struct TileBlocks {
   }
 };
 
+// Calls body(key, run, place) for each run of the tile's keys that lie in one block.
+template <class T, class Body>
+FOREWORD_INLINE void for_runs(const TileBlocks<T>& blocks, std::size_t num_keys, Body body) {
+  for (std::size_t key = 0, run; key < num_keys; key += run) {
+    const auto place = blocks.place(key);
+    const std::size_t left = blocks.block_size - place.offset;
+    run = left < num_keys - key ? left : num_keys - key;
+    body(key, run, place);
+  }
+}
+
 // Points at the tile where it lies: vectors of keys and of values are whole.
 template <class Simd, class T>
 void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<Simd, T>& tile) {
   tile.key_stride = blocks.block_size;
-  std::size_t key = 0;
-  while (key < num_keys) {
-    const auto [block, offset] = blocks.place(key);
-    const std::size_t left = blocks.block_size - offset;
-    const std::size_t run = left < num_keys - key ? left : num_keys - key;
+  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
     for (std::size_t i = 0; i < run; i += Simd::kLanes) {
-      tile.key_vectors[(key + i) / Simd::kLanes] = blocks.keys + block + offset + i;
+      tile.key_vectors[(key + i) / Simd::kLanes] = blocks.keys + place.block + place.offset + i;
     }
     for (std::size_t i = 0; i < run; ++i) {
-      tile.value_rows[key + i] = blocks.values + block + (offset + i) * blocks.head_dim;
+      tile.value_rows[key + i] = blocks.values + place.block + (place.offset + i) * blocks.head_dim;
     }
-    key += run;
-  }
+  });
   // score_block works on up to four vectors: let those behind the last repeat it.
   const std::size_t used = (num_keys + Simd::kLanes - 1) / Simd::kLanes;
   for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
@@ -104,63 +110,69 @@ void prefetch_values(const TileKeys<Simd, T>& tile, std::size_t num_keys, std::s
   }
 }
 
-// Copies the tile's keys into panels [D, kPanel] of f32.
+// Copies the tile's keys into panels [D, kPanel] of f32. Vectors that lie in one block are read whole; what they hold
+// behind the last key is copied and not looked at.
 template <class Simd, class T>
 void pack_keys(const TileBlocks<T>& blocks, std::size_t num_keys, float* packed) {
-  for (std::size_t key = 0; key < num_keys; key += Simd::kLanes) {
-    float* const panel = packed + key / kPanel * kPanel * blocks.head_dim + key % kPanel;
-    const auto [block, offset] = blocks.place(key);
-    if (offset + Simd::kLanes <= blocks.block_size) {
-      const T* const source = blocks.keys + block + offset;
-      for (std::size_t d = 0; d < blocks.head_dim; ++d) {
-        Simd::store(panel + d * kPanel, Simd::load(source + d * blocks.block_size));
+  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+    const T* const source = blocks.keys + place.block + place.offset;
+    const std::size_t readable = blocks.block_size - place.offset;
+    for (std::size_t i = 0; i < run;) {
+      const std::size_t column = (key + i) % kPanel;
+      float* const panel = packed + (key + i) / kPanel * kPanel * blocks.head_dim + column;
+      if (column % Simd::kLanes == 0 && i + Simd::kLanes <= readable) {
+        for (std::size_t d = 0; d < blocks.head_dim; ++d) {
+          Simd::store(panel + d * kPanel, Simd::load(source + d * blocks.block_size + i));
+        }
+        i += Simd::kLanes;
+      } else {
+        for (std::size_t d = 0; d < blocks.head_dim; ++d) {
+          panel[d * kPanel] = Simd::to_float(source[d * blocks.block_size + i]);
+        }
+        ++i;
       }
-      continue;
     }
-    for (std::size_t lane = 0; lane < Simd::kLanes && key + lane < num_keys; ++lane) {
-      const auto at = blocks.place(key + lane);
-      const T* const source = blocks.keys + at.block + at.offset;
-      for (std::size_t d = 0; d < blocks.head_dim; ++d) {
-        panel[d * kPanel + lane] = Simd::to_float(source[d * blocks.block_size]);
-      }
-    }
-  }
+  });
 }
 
 // Copies the tile's values into panels [kAttentionTile, kPanel] of f32; dimensions behind the last are zero.
 template <class Simd, class T>
 void pack_values(const TileBlocks<T>& blocks, std::size_t num_keys, std::size_t padded_dim, float* packed) {
   const std::size_t whole = blocks.head_dim / Simd::kLanes * Simd::kLanes;
-  for (std::size_t key = 0; key < num_keys; ++key) {
-    const auto [block, offset] = blocks.place(key);
-    const T* const row = blocks.values + block + offset * blocks.head_dim;
+  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+    const T* const rows = blocks.values + place.block + place.offset * blocks.head_dim;
     const auto target = [&](std::size_t d) {
       return packed + d / kPanel * kPanel * kAttentionTile + key * kPanel + d % kPanel;
     };
-    for (std::size_t d = 0; d < whole; d += Simd::kLanes) Simd::store(target(d), Simd::load(row + d));
-    for (std::size_t d = whole; d < padded_dim; ++d) {
-      *target(d) = d < blocks.head_dim ? Simd::to_float(row[d]) : 0.0f;
+    for (std::size_t i = 0; i < run; ++i) {
+      const T* const row = rows + i * blocks.head_dim;
+      for (std::size_t d = 0; d < whole; d += Simd::kLanes) Simd::store(target(d) + i * kPanel, Simd::load(row + d));
+      for (std::size_t d = whole; d < padded_dim; ++d) {
+        target(d)[i * kPanel] = d < blocks.head_dim ? Simd::to_float(row[d]) : 0.0f;
+      }
     }
-  }
+  });
 }
 
-// One tile of one unit: weights and weighted values of every row that sees some of it.
-template <class Simd, class T>
-void attend_tile(const TileBlocks<T>& blocks, bool in_place, std::size_t num_keys, const TileWork& work) {
+// One tile of one unit: weights and weighted values of every row that sees some of it; done(first row, band) after each
+// band.
+template <class Simd, class T, class Done>
+void attend_tile(const TileBlocks<T>& blocks, bool in_place, std::size_t num_keys, const UnitWork& work, TileEnd end,
+                 Done done) {
   if (in_place) {
     TileKeys<Simd, T> tile;
     point_at_tile<Simd>(blocks, num_keys, tile);
     prefetch_values(tile, num_keys, blocks.head_dim);
-    score_tile<Simd, T>(work, tile, num_keys);
-    soften_tile<Simd>(work);
     const auto panel_of = [&](std::size_t d) {
       return [&tile, d](std::size_t key) { return tile.value_rows[key] + d; };
     };
+    const RowBand band(work, 0, end);  // holds all of them
     if (work.padded_dim % (2 * kPanel) == 0) {
-      value_tile<Simd, 2 * kPanel>(work, panel_of);
+      attend_band<Simd, 2 * kPanel>(band, tile, num_keys, panel_of);
     } else {
-      value_tile<Simd, kPanel>(work, panel_of);
+      attend_band<Simd, kPanel>(band, tile, num_keys, panel_of);
     }
+    done(0, band);
     return;
   }
   pack_keys<Simd>(blocks, num_keys, work.packed_keys);
@@ -171,36 +183,13 @@ void attend_tile(const TileBlocks<T>& blocks, bool in_place, std::size_t num_key
     const std::size_t key = v * Simd::kLanes;
     tile.key_vectors[v] = work.packed_keys + key / kPanel * kPanel * work.head_dim + key % kPanel;
   }
-  score_tile<Simd, float>(work, tile, num_keys);
-  soften_tile<Simd>(work);
-  value_tile<Simd, kPanel>(work, [&](std::size_t d) {
-    const float* const panel = work.packed_values + d * kAttentionTile;
-    return [panel](std::size_t key) { return panel + key * kPanel; };
-  });
-}
-
-// Merges this tile into the tiles before it.
-template <class Simd>
-void merge_tile(const TileWork& work) {
-  for (std::size_t r = 0; r < work.rows; r += Simd::kLanes) {
-    const auto peak = Simd::load(work.peak + r), tile_peak = Simd::load(work.tile_peak + r);
-    const auto new_peak = Simd::larger(peak, tile_peak);
-    const auto old_share = power_of_two<Simd>(peak - new_peak), tile_share = power_of_two<Simd>(tile_peak - new_peak);
-    Simd::store(work.peak + r, new_peak);
-    Simd::store(work.old_share + r, old_share);
-    Simd::store(work.tile_share + r, tile_share);
-    const auto tile_sum = Simd::load(work.tile_sum + r) * tile_share;
-    Simd::store(work.sum + r, Simd::multiply_add(Simd::load(work.sum + r), old_share, tile_sum));
-  }
-  for (std::size_t r = 0; r < work.rows; ++r) {
-    if (work.limits[r] == 0) continue;
-    const auto old_share = Simd::set(work.old_share[r]), tile_share = Simd::set(work.tile_share[r]);
-    float* const values = work.values + r * work.padded_dim;
-    const float* const tile_values = work.tile_values + r * work.padded_dim;
-    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) {
-      const auto tile = Simd::load(tile_values + d) * tile_share;
-      Simd::store(values + d, Simd::multiply_add(Simd::load(values + d), old_share, tile));
-    }
+  for (std::size_t first = 0; first < work.rows; first += kBandRows) {
+    const RowBand band(work, first, end);
+    attend_band<Simd, kPanel>(band, tile, num_keys, [&](std::size_t d) {
+      const float* const panel = work.packed_values + d * kAttentionTile;
+      return [panel](std::size_t key) { return panel + key * kPanel; };
+    });
+    done(first, band);
   }
 }
 
@@ -218,23 +207,23 @@ inline float* partial_row(const AttentionProblem& problem, const AttentionToken&
   return problem.partials + (token.partial + tile * problem.args.num_heads + head) * problem.partial_floats;
 }
 
-// Keeps this tile's result of every row that sees some of it.
+// Keeps this tile's result of every row of the band that sees some of it.
 template <class Simd>
 void store_partials(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile,
-                    const TileWork& work) {
-  for (std::size_t r = 0; r < work.rows; ++r) {
-    if (work.limits[r] == 0) continue;
-    const AttentionToken& token = unit_token(problem, unit, r / problem.group);
-    float* const row = partial_row(problem, token, tile, kv_head * problem.group + r % problem.group);
-    const float* const values = work.tile_values + r * work.padded_dim;
-    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) Simd::store(row + d, Simd::load(values + d));
-    row[work.padded_dim] = work.tile_peak[r];
-    row[work.padded_dim + 1] = work.tile_sum[r];
+                    std::size_t first, const RowBand& band) {
+  for (std::size_t r = 0; r < band.rows; ++r) {
+    if (band.limits[r] == 0) continue;
+    const AttentionToken& token = unit_token(problem, unit, (first + r) / problem.group);
+    float* const row = partial_row(problem, token, tile, kv_head * problem.group + (first + r) % problem.group);
+    const float* const values = band.tile_values + r * band.padded_dim;
+    for (std::size_t d = 0; d < band.padded_dim; d += Simd::kLanes) Simd::store(row + d, Simd::load(values + d));
+    row[band.padded_dim] = band.tile_peak[r];
+    row[band.padded_dim + 1] = band.tile_sum[r];
   }
 }
 
 template <class Simd>
-void write_rows(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const TileWork& work) {
+void write_rows(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const UnitWork& work) {
   for (std::size_t r = 0; r < work.rows; ++r) {
     const std::size_t token = static_cast<std::size_t>(unit_token(problem, unit, r / problem.group).token);
     const std::size_t head = kv_head * problem.group + r % problem.group;
@@ -245,18 +234,16 @@ void write_rows(const AttentionProblem& problem, const AttentionUnit& unit, std:
 
 template <class Simd, class T>
 void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
-  TileWork work(problem, unit, scratch);
+  UnitWork work(problem, unit, scratch);
   pack_queries(problem, unit, kv_head, work);
   for (std::size_t tile = unit.tile_begin; tile < unit.tile_end; ++tile) {
     const std::size_t num_keys = set_limits(problem, unit, tile, work);
-    attend_tile<Simd>(TileBlocks<T>(problem, unit, kv_head, tile), unit.in_place, num_keys, work);
-    if (unit.split) {
-      store_partials<Simd>(problem, unit, kv_head, tile, work);
-    } else if (tile == 0) {  // every row sees some of it
-      work.start_from_tile();
-    } else {
-      merge_tile<Simd>(work);
-    }
+    // Every row sees some of tile 0.
+    const TileEnd end = unit.split ? TileEnd::kKeep : tile == 0 ? TileEnd::kFirst : TileEnd::kMerge;
+    attend_tile<Simd>(TileBlocks<T>(problem, unit, kv_head, tile), unit.in_place, num_keys, work, end,
+                      [&](std::size_t first, const RowBand& band) {
+                        if (unit.split) store_partials<Simd>(problem, unit, kv_head, tile, first, band);
+                      });
   }
   if (!unit.split) write_rows<Simd>(problem, unit, kv_head, work);
 }
