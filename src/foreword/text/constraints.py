@@ -201,8 +201,8 @@ def _with_options(wanted: StructuredOutput) -> str:
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
-def _take_in(matcher: "LLMatcher", token_ids: list[TokenId]) -> None:
-    if not matcher.consume_tokens(token_ids):
+def _take_in(matcher: "LLMatcher", token_ids: Sequence[TokenId]) -> None:
+    if not matcher.consume_tokens([*token_ids]):
         told = "a token does not fit, or takes more work than is granted"
         raise ConstraintError(f"structured_output: {told} ({_first_line(matcher.get_error())})")
 
