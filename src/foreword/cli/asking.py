@@ -20,8 +20,9 @@ KeyOption = Annotated[
 
 
 def ask(url: str, path: str, key: str | None, body: Mapping[str, object] | None = None) -> dict[str, object]:
-    """The server's answer to a GET, or with `body` to a POST. An address that ends in `/v1`, as clients want it, is
-    taken too. Redirects are not followed: a key goes to one host.
+    """The server's answer to a GET, or with `body` to a POST. Redirects are not followed: a key goes to one host.
+
+    An address that ends in `/v1`, as clients want it, is taken too.
 
     Raises:
         InvalidRequestError: not an http or https address.
