@@ -2,12 +2,14 @@
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from foreword.server.body_values import FEWEST_BYTES, check_values
 from foreword.server.errors import ApiError, ClientGoneError, cut
 from foreword.server.limits import Limits
 
@@ -19,17 +21,21 @@ _FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
 
 
 class BodyReader:
-    """Reads bodies. `buffered_bytes` is what all bodies under way take together."""
+    """Reads bodies. `buffered_bytes` is what all bodies under way take together.
 
-    def __init__(self, limits: Limits) -> None:
+    `off_loop` runs in a thread what takes long.
+    """
+
+    def __init__(self, limits: Limits, off_loop: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
         self._limits = limits
+        self._off_loop = off_loop
         self.buffered_bytes = 0
 
     async def read(self, request: Request, decoder: "msgspec.json.Decoder[StructT]") -> StructT:
         """The body as `decoder`'s type.
 
         Raises:
-            ApiError: 400 malformed, 408 too slow, 413 too large, 415 not JSON, 429 too many bodies at once.
+            ApiError: 400 malformed or of too many values, 408 too slow, 413 too large, 415 not JSON, 429 too many.
             ClientGoneError: the client left.
         """
         check_content_type(request)
@@ -39,6 +45,8 @@ class BodyReader:
             if error.status == 413:
                 await self._discard(request)
             raise
+        if len(data) >= FEWEST_BYTES:
+            await self._off_loop(lambda: check_values(data))
         try:
             return decoder.decode(data)
         except msgspec.ValidationError as error:

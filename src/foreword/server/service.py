@@ -78,7 +78,7 @@ class Service:
         self._watchdog = Watchdog(self.engine, self.limits, os._exit)
         self.admission = Admission(self.limits)
         self.quotas = Quotas()
-        self.bodies = BodyReader(self.limits)
+        self.bodies = BodyReader(self.limits, self.off_loop)
         self.metrics = Metrics(self.names[0])
         self.recorder: TraceRecorder | None = None  # of what the engine is asked
         self.metrics.watch(lambda: self.engine.stats, lambda: self.engine.step_failures)
