@@ -1,6 +1,7 @@
 """Reading a request's body: bounded in bytes and time while it comes in, and then decoded into one strict type."""
 
 import asyncio
+import gc
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -15,6 +16,8 @@ from foreword.server.limits import Limits
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 DISCARD_TIMEOUT_S = 1.0
+LONG_BODY_BYTES = 64 << 10
+"""What is made of a body of this length may hold up the event loop."""
 
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
@@ -48,7 +51,7 @@ class BodyReader:
         if len(data) >= FEWEST_BYTES:
             await self._off_loop(lambda: check_values(data))
         try:
-            return decoder.decode(data)
+            return _decoded(data, decoder)
         except msgspec.ValidationError as error:
             raise as_refusal(error) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -90,6 +93,11 @@ class BodyReader:
                         return
 
 
+def is_long(request: Request) -> bool:
+    """True if what is made of the body belongs in a thread."""
+    return "content-length" not in request.headers or _declared_length(request) >= LONG_BODY_BYTES
+
+
 def check_content_type(request: Request) -> None:
     """Demand plain JSON: a browser sends nothing else across origins without asking first.
 
@@ -117,6 +125,15 @@ def as_refusal(error: msgspec.ValidationError) -> ApiError:
         code = "missing_required_parameter"
     path = cut(path)
     return ApiError(400, cut(f"{path}: {message}" if path else message), path or None, code)
+
+
+def _decoded(data: bytes, decoder: "msgspec.json.Decoder[StructT]") -> StructT:
+    """Without looking for garbage meanwhile: none is made, and each look would go through all that was made so far."""
+    gc.disable()
+    try:
+        return decoder.decode(data)
+    finally:
+        gc.enable()
 
 
 def _declared_length(request: Request) -> int:

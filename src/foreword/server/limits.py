@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 MAX_PARTS = 100_000
 """Lists, objects and fields of objects in a body, and `MAX_VALUES` with what lists hold: decoded within 50 ms."""
-MAX_VALUES = 1_000_000
+MAX_VALUES = 500_000
 MAX_PROMPTS = 128
 """Prompts of one request; prompts times `n` are bounded by the same number."""
 MAX_DOCUMENTS = 1000

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from starlette.requests import Request
+
 import foreword
 from foreword.core.errors import QueueFullError
 from foreword.core.probe import Probe
@@ -19,7 +21,7 @@ from foreword.engine.async_engine import AsyncEngine, EngineRequest
 from foreword.llm.loading import LoadedModel
 from foreword.llm.outputs import RequestOutput
 from foreword.server.admission import Admission, Ticket
-from foreword.server.body import BodyReader
+from foreword.server.body import BodyReader, is_long
 from foreword.server.cache_policy.emulation import Emulation
 from foreword.server.call_reading import CallReading
 from foreword.server.constraining import Constraining
@@ -158,6 +160,10 @@ class Service:
     async def off_loop(self, work: Callable[[], ResultT]) -> ResultT:
         """Run tokenising, rendering or other work on text in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def digest(self, request: Request, work: Callable[[], ResultT]) -> ResultT:
+        """What `work` makes of a request's body once it was read; of a long one in a thread."""
+        return await self.off_loop(work) if is_long(request) else work()
 
     def enter(self, tenant: Tenant | None = None) -> Ticket:
         """A place in the queue; counts refusals. With keys, a tenant takes no more places than stay free.

@@ -1,8 +1,8 @@
 """What a request says of tools, whichever dialect it is said in."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
@@ -88,13 +88,36 @@ class ToolUse:
         return replace(params, structured_output=StructuredOutput(grammar=grammar))
 
 
-def result_name(calls: Sequence[tuple[str, str]], call_id: str, where: str) -> str:
+class ToolBody(Protocol):
+    """A request for an answer that may call tools."""
+
+    def check(self) -> None:
+        """Refuse what is not supported."""
+
+    def sampling_params(self) -> SamplingParams:
+        """The engine's parameters."""
+
+    def tool_use(self) -> ToolUse:
+        """What is said of tools."""
+
+
+def params_and_tools(body: ToolBody, template: ChatTemplate) -> tuple[SamplingParams, ToolUse]:
+    """What a body asks for, checked. Cost: O(its length).
+
+    Raises:
+        ApiError, InvalidRequestError: 400.
+    """
+    body.check()
+    params, use = body.sampling_params(), body.tool_use()
+    return use.constrained(params, template), use
+
+
+def result_name(calls: Mapping[str, str], call_id: str, where: str) -> str:
     """The tool whose call a result answers, by the ids and names of earlier calls.
 
     Raises:
         ApiError: 400, no earlier call has this id.
     """
-    for known, name in reversed(calls):
-        if known == call_id:
-            return name
-    raise ApiError(400, f"{where}: expected the id of a call in an earlier message", where)
+    if call_id not in calls:
+        raise ApiError(400, f"{where}: expected the id of a call in an earlier message", where)
+    return calls[call_id]

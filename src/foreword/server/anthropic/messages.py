@@ -24,6 +24,7 @@ from foreword.server.response_fields import question_of
 from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, named_event
 from foreword.server.status_routes import json_response
+from foreword.server.tool_use import params_and_tools
 from foreword.text.tool_calls import ToolCallDelta
 from foreword.text.tools import ToolCall
 
@@ -37,12 +38,10 @@ def message_routes(service: Service) -> list[Route]:
     async def messages(request: Request) -> Response:
         body = await service.bodies.read(request, message_decoder)
         service.check_model(body.model)
-        body.check()
-        use = body.tool_use()
-        calls = use.reading(service.prompts.chat_template)
+        asker, template = asker_of(request, body.cache_salt), service.prompts.chat_template
+        params, use = await service.digest(request, lambda: params_and_tools(body, template))
+        calls = use.reading(template)
         answer = MessageAnswer(service, body, calls)
-        params = use.constrained(body.sampling_params(), service.prompts.chat_template)
-        asker = asker_of(request, body.cache_salt)
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
         if warms and use.mode == "required":
             raise ApiError(400, "tool_choice: no call can be made in max_tokens 0", "tool_choice")
@@ -70,7 +69,7 @@ def message_routes(service: Service) -> list[Route]:
     async def count_tokens(request: Request) -> Response:
         body = await service.bodies.read(request, count_decoder)
         service.check_model(body.model)
-        body.check()
+        await service.digest(request, body.check)
         prompt = await service.queued(_encoder(service, body, asker_of(request, body.cache_salt)))
         return json_response({"input_tokens": len(prompt.token_ids)})
 
@@ -81,8 +80,11 @@ def message_routes(service: Service) -> list[Route]:
 
 
 def _encoder(service: Service, body: Conversation, asker: Asker) -> Callable[[], Prompt]:
-    turns, tools, prefill = body.template_messages(), body.tool_use().as_json(), body.prefill()
-    return lambda: service.prompts.encode_chat(turns, asker.namespace, tools=tools, prefill=prefill)
+    def encode() -> Prompt:
+        turns, tools, prefill = body.template_messages(), body.tool_use().as_json(), body.prefill()
+        return service.prompts.encode_chat(turns, asker.namespace, tools=tools, prefill=prefill)
+
+    return encode
 
 
 class MessageAnswer:

@@ -162,7 +162,7 @@ class Conversation(msgspec.Struct, kw_only=True):
         if self.system:
             plain.append({"role": "system", "content": _text(self.system, "system")})
         turns = self.messages[:-1] if self._has_prefill else self.messages
-        calls: list[tuple[str, str]] = []  # ids and names, so far
+        calls: dict[str, str] = {}  # names by ids, so far
         for index, message in enumerate(turns):
             plain += _plain(message, f"messages[{index}].content", calls)
         return plain
@@ -258,7 +258,7 @@ def _slot(block: Block, where: str, message: int, index: int) -> Slot:
     return Slot(where, control, True, message, index, kind)
 
 
-def _plain(message: InputMessage, where: str, calls: list[tuple[str, str]]) -> list[dict[str, object]]:
+def _plain(message: InputMessage, where: str, calls: dict[str, str]) -> list[dict[str, object]]:
     """A turn as messages of the template: each result one of its own, what is said between them too."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": _text(message.content, where)}]
@@ -271,7 +271,7 @@ def _plain(message: InputMessage, where: str, calls: list[tuple[str, str]]) -> l
             if message.role != "assistant":
                 raise ApiError(400, f"{at}: only the assistant calls tools", at)
             made.append(call_json(block.id, block.name, block.input))
-            calls.append((block.id, block.name))
+            calls[block.id] = block.name
         elif isinstance(block, ToolResultBlock):
             if message.role != "user":
                 raise ApiError(400, f"{at}: only the user gives results of tools", at)

@@ -26,6 +26,7 @@ from foreword.server.response_fields import question_of
 from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect, data_event
 from foreword.server.status_routes import json_response
+from foreword.server.tool_use import params_and_tools
 from foreword.text.tools import ToolCall
 
 DONE = b"data: [DONE]\n\n"
@@ -39,14 +40,16 @@ def chat_routes(service: Service) -> list[Route]:
     async def chat(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
         service.check_model(body.model)
-        body.check()
-        params, messages = body.sampling_params(), plain_messages(body.messages)
-        asker, kwargs = asker_of(request, body.cache_salt), body.chat_template_kwargs
-        use = body.tool_use()
-        tools, calls = use.as_json(), use.reading(service.prompts.chat_template)
-        params = use.constrained(params, service.prompts.chat_template)
+        asker, kwargs, template = (
+            asker_of(request, body.cache_salt),
+            body.chat_template_kwargs,
+            service.prompts.chat_template,
+        )
+        params, use = await service.digest(request, lambda: params_and_tools(body, template))
+        calls = use.reading(template)
 
         def encode() -> Sequence[Prompt]:
+            messages, tools = plain_messages(body.messages), use.as_json()
             prompt = service.prompts.encode_chat(messages, asker.namespace, tools=tools, kwargs=kwargs)
             return [with_cache(service, body, asker, prompt)]
 

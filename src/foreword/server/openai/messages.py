@@ -17,11 +17,11 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:
     Raises:
         ApiError: 400, content that isn't text, a call that isn't one of a function, a result of no call.
     """
-    calls: list[tuple[str, str]] = []  # ids and names, so far
+    calls: dict[str, str] = {}  # names by ids, so far
     return [_plain(message, f"messages[{index}]", calls) for index, message in enumerate(messages)]
 
 
-def _plain(message: ChatMessage, where: str, calls: list[tuple[str, str]]) -> dict[str, object]:
+def _plain(message: ChatMessage, where: str, calls: dict[str, str]) -> dict[str, object]:
     for name in ("audio", "function_call"):
         if getattr(message, name):
             raise unsupported(f"{where}.{name}")
@@ -38,7 +38,7 @@ def _plain(message: ChatMessage, where: str, calls: list[tuple[str, str]]) -> di
         plain |= {"name": result_name(calls, message.tool_call_id, at), "tool_call_id": message.tool_call_id}
     elif message.tool_calls:
         made = _calls(message, where)
-        calls += [(call.id, call.function.name) for call in made]
+        calls |= {call.id: call.function.name for call in made}
         plain["tool_calls"] = [call_json(call.id, call.function.name, call.function.arguments) for call in made]
     return plain
 

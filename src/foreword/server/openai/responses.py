@@ -20,6 +20,7 @@ from foreword.server.response_fields import question_of
 from foreword.server.service import Service
 from foreword.server.sse import EventStream, collect
 from foreword.server.status_routes import json_response
+from foreword.server.tool_use import params_and_tools
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 
@@ -32,11 +33,10 @@ def response_routes(service: Service) -> list[Route]:
     async def create(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
         service.check_model(body.model)
-        body.check()
-        asker, use = asker_of(request, body.cache_salt), body.tool_use()
+        asker, template = asker_of(request, body.cache_salt), service.prompts.chat_template
+        params, use = await service.digest(request, lambda: params_and_tools(body, template))
         chain = store.chain(asker.tenant.domain, body.previous_response_id)
-        calls = use.reading(service.prompts.chat_template)
-        params = use.constrained(body.sampling_params(), service.prompts.chat_template)
+        calls = use.reading(template)
         answer = ResponseAnswer(service, body, params, calls)
 
         def encode() -> Sequence[Prompt]:
