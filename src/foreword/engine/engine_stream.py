@@ -37,6 +37,7 @@ class EngineStream(Generic[ItemT]):
         self._abort = abort
         self._on_end = on_end
         self._items: deque[ItemT] = deque()
+        self.on_news: Callable[[], None] | None = None  # called where something has come, or the end
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -54,6 +55,14 @@ class EngineStream(Generic[ItemT]):
         """
         if not self._items and not self._ended:
             await self._wait(timeout_s)
+        return self.take_now()
+
+    def take_now(self) -> list[ItemT]:
+        """All that has come, without waiting.
+
+        Raises:
+            ForewordError: as `take` does.
+        """
         if not self._items and self._error is not None:
             raise self._error
         items = list(self._items)
@@ -95,5 +104,7 @@ class EngineStream(Generic[ItemT]):
                 timer.cancel()
 
     def _wake(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

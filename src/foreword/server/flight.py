@@ -78,7 +78,7 @@ class Flight:
         await self._on_end(self)
 
     def _wake(self) -> None:
-        for reader in self._readers:
+        for reader in list(self._readers):
             reader.wake()
 
 
@@ -104,6 +104,7 @@ class FlightReader:
         self._hand_over = hand_over
         self._position = 0
         self._error: Exception | None = None
+        self.on_news: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         flight.board(self)
 
@@ -121,6 +122,10 @@ class FlightReader:
         """
         if not self._has_news and not self._flight.has_ended and self._error is None:
             await self._wait(timeout_s)
+        return self.take_now()
+
+    def take_now(self) -> list[Piece]:
+        """As `take`, without waiting."""
         if self._error is not None:
             raise self._error
         if self._has_news:
@@ -140,6 +145,8 @@ class FlightReader:
 
     def wake(self) -> None:
         """Something has come, or the end."""
+        if self.on_news is not None:
+            self.on_news()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -181,6 +188,7 @@ class StoredStream:
     """Pieces given at once, so that a long answer is written as the client reads it."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.on_news: Callable[[], None] | None = None  # never called: there is no more than can be taken
         self._pieces = pieces
         self._position = 0
         self._error: Exception | None = None
@@ -196,6 +204,10 @@ class StoredStream:
         Raises:
             ForewordError: the client has left.
         """
+        return self.take_now()
+
+    def take_now(self) -> list[Piece]:
+        """As `take`."""
         if self._error is not None:
             raise self._error
         pieces = list(self._pieces[self._position : self._position + self.BATCH])

@@ -43,6 +43,9 @@ class Piece:
 class PieceStream(Protocol):
     """Where pieces come from: an `EngineStream`, or an answer that others compute or have computed."""
 
+    on_news: Callable[[], None] | None
+    """Called where something has come, or the end, for a reader who would rather not wait in a task."""
+
     @property
     def is_over(self) -> bool:
         """True once everything was taken and nothing more will come; False while an error is still to be raised."""
@@ -54,6 +57,10 @@ class PieceStream(Protocol):
         Raises:
             ForewordError: what ended the request before its time.
         """
+        ...
+
+    def take_now(self) -> list[Piece]:
+        """As `take`, without waiting."""
         ...
 
     def close(self, error: Exception | None = None) -> None:
@@ -169,10 +176,24 @@ class Generation:
             ForewordError: what ended the request before its time.
         """
         try:
-            pieces = await self._stream.take(timeout_s)
+            return self._taken(await self._stream.take(timeout_s))
         except Exception:
             self._count(failed=True)
             raise
+
+    def take_now(self) -> list[Piece]:
+        """As `take`, without waiting."""
+        try:
+            return self._taken(self._stream.take_now())
+        except Exception:
+            self._count(failed=True)
+            raise
+
+    def call_on_news(self, act: Callable[[], None] | None) -> None:
+        """Call `act` whenever there may be something to take, or all is over; None: no longer."""
+        self._stream.on_news = act
+
+    def _taken(self, pieces: list[Piece]) -> list[Piece]:
         if pieces:
             self._ticket.leave()
             self._time(pieces)

@@ -4,9 +4,35 @@ import asyncio
 import socket
 from typing import Any, cast
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from foreword.server.limits import Limits
+from foreword.server.sse import BODY_KEY
+
+
+class DirectBody:
+    """The body of one answer, written in parts where they arise, not through the layers of an ASGI `send`.
+
+    Only for HTTP/1.1 without a content-length, where each part is a chunk, and between the answer's start and its end:
+    the bytes are those that `send` would write.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the client reads too slowly to be sent more."""
+        return not self._cycle.flow.write_paused
+
+    def write(self, part: bytes) -> None:
+        """Send a part; nothing when the client has gone."""
+        if part and not self._cycle.disconnected:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    async def drain(self) -> None:
+        """Wait until it is writable."""
+        await self._cycle.flow.drain()
 
 
 class DeadlineProtocol(H11Protocol):
@@ -46,6 +72,13 @@ class DeadlineProtocol(H11Protocol):
         super().data_received(data)
         if self._is_busy():
             self._stop_head_timer()
+
+    def handle_events(self) -> None:
+        """What a request's bytes say; the answer's body can then be written directly."""
+        super().handle_events()
+        cycle = self.cycle
+        if cycle is not None and cycle.scope["http_version"] == "1.1":
+            cast(dict[str, Any], cycle.scope).setdefault(BODY_KEY, DirectBody(cycle))
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""

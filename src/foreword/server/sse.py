@@ -1,6 +1,8 @@
 """An answer as it is made, as server-sent events; or whole."""
 
-from collections.abc import Sequence
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,6 +13,9 @@ from starlette.types import Receive, Scope, Send
 from foreword.server.context import SCOPE_KEY, context_of
 from foreword.server.errors import ApiError, ClientGoneError, as_api_error
 from foreword.server.generation import Generation, Piece
+
+BODY_KEY = "foreword.body"
+"""Of the scope: a `BodyWriter`, where the connection has one."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -35,6 +40,23 @@ class EventWriter(Protocol):
         """The event of a failure after the answer has begun."""
 
 
+class BodyWriter(Protocol):
+    """A way round ASGI's `send` for parts of a body that has begun."""
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the client reads too slowly to be sent more."""
+        ...
+
+    def write(self, part: bytes) -> None:
+        """Send a part; nothing when the client has gone."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until it is writable."""
+        ...
+
+
 def data_event(value: object) -> bytes:
     """An event without a name."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
@@ -43,6 +65,21 @@ def data_event(value: object) -> bytes:
 def named_event(name: str, value: object) -> bytes:
     """An event with a name."""
     return b"event: " + name.encode() + b"\n" + data_event(value)
+
+
+class EventTemplate:
+    """Events that differ in one string, encoded once but for that: a token's event is little else than the token.
+
+    `make` writes the event of a string, which has it once.
+    """
+
+    def __init__(self, make: Callable[[str], bytes]) -> None:
+        mark = secrets.token_hex(16)  # nothing that a client sends can hold it
+        self._before, self._after = make(mark).split(msgspec.json.encode(mark))
+
+    def __call__(self, text: str) -> bytes:
+        """The event of `text`."""
+        return b"%b%b%b" % (self._before, msgspec.json.encode(text), self._after)
 
 
 class EventStream(Response):
@@ -65,7 +102,7 @@ class EventStream(Response):
             marks = [(name.encode(), value.encode()) for name, value in self._generation.account.marks().items()]
             await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *marks]})
             try:
-                await self._send_all(pieces, send)
+                await self._send_all(pieces, send, scope.get(BODY_KEY))
             except ClientGoneError:
                 scope[SCOPE_KEY].facts["client_gone"] = True
             except Exception as error:
@@ -75,12 +112,76 @@ class EventStream(Response):
             scope[SCOPE_KEY].facts |= facts(self._generation)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_all(self, pieces: list[Piece], send: Send) -> None:
+    async def _send_all(self, pieces: list[Piece], send: Send, body: BodyWriter | None) -> None:
         generation, writer = self._generation, self._writer
+        if body is not None:
+            await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
+            await Relay(generation, writer, body, self._ping_interval_s).run()
+            pieces = []
         while pieces or not generation.is_over:
             await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
             pieces = [] if generation.is_over else await generation.take(self._ping_interval_s)
         await _send_part(send, writer.end())
+
+
+class Relay:
+    """Passes pieces on to the connection in the very call that brings them: no task is woken for a token.
+
+    What comes while the client reads too slowly stays with the stream, which bounds it. Event loop only.
+    """
+
+    def __init__(self, generation: Generation, writer: EventWriter, body: BodyWriter, ping_interval_s: float) -> None:
+        self._generation = generation
+        self._writer = writer
+        self._body = body
+        self._ping_interval_s = ping_interval_s
+        self._loop = asyncio.get_running_loop()
+        self._said = self._loop.time()
+        self._pause = self._loop.create_future()  # done when there is something to do here but to pass on
+        self._timer = self._loop.call_later(ping_interval_s, self._ping_if_silent)
+
+    async def run(self) -> None:
+        """Until all is over.
+
+        Raises:
+            ForewordError: what ended it before its time.
+        """
+        self._generation.call_on_news(self._pass_on)
+        try:
+            while True:
+                self._pass_on()
+                await self._pause
+                if self._generation.is_over:
+                    return
+                await self._body.drain()
+                self._pause = self._loop.create_future()
+        finally:
+            self._generation.call_on_news(None)
+            self._timer.cancel()
+
+    def _pass_on(self) -> None:
+        if self._pause.done():
+            return
+        try:
+            while self._body.is_writable:
+                pieces = self._generation.take_now()
+                if not pieces:
+                    break
+                self._body.write(self._writer.pieces(pieces))
+                self._said = self._loop.time()
+            if self._generation.is_over or not self._body.is_writable:
+                self._pause.set_result(None)
+        except Exception as error:
+            self._pause.set_exception(error)
+
+    def _ping_if_silent(self) -> None:
+        left = self._said + self._ping_interval_s - self._loop.time()
+        if left <= 0:
+            left = self._ping_interval_s
+            if not self._pause.done():
+                self._body.write(self._writer.ping)
+            self._said = self._loop.time()
+        self._timer = self._loop.call_later(left, self._ping_if_silent)
 
 
 async def collect(generation: Generation, request: Request) -> None:

@@ -22,7 +22,7 @@ from foreword.server.generation import Generation, Piece
 from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
 from foreword.server.service import Service
-from foreword.server.sse import EventStream, collect, named_event
+from foreword.server.sse import EventStream, EventTemplate, collect, named_event
 from foreword.server.status_routes import json_response
 from foreword.server.tool_use import params_and_tools
 from foreword.text.tool_calls import ToolCallDelta
@@ -149,6 +149,7 @@ class MessageWriter:
         self._has_begun = False
         self._block: str | None = None  # kind of the block that is open
         self._num_blocks = 0
+        self._text: EventTemplate | None = None  # events of the open block of text
         self._reader = answer.reader()
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
@@ -181,7 +182,9 @@ class MessageWriter:
 
     def _said(self, text: str) -> list[bytes]:
         parts = [] if self._block == "text" else self._open("text", _block(""))
-        return [*parts, self._delta({"type": "text_delta", "text": text})]
+        if self._text is None:
+            self._text = EventTemplate(lambda text: self._delta({"type": "text_delta", "text": text}))
+        return [*parts, self._text(text)]
 
     def _called(self, delta: ToolCallDelta) -> list[bytes]:
         parts = [] if delta.name is None else self._open("tool_use", tool_block(delta.name, {}))
@@ -197,7 +200,7 @@ class MessageWriter:
     def _close(self) -> list[bytes]:
         if self._block is None:
             return []
-        self._block = None
+        self._block = self._text = None
         self._num_blocks += 1
         return [_event("content_block_stop", index=self._num_blocks - 1)]
 

@@ -24,9 +24,10 @@ from foreword.server.openai.tools import call_delta, call_object
 from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
 from foreword.server.service import Service
-from foreword.server.sse import EventStream, collect, data_event
+from foreword.server.sse import EventStream, EventTemplate, collect, data_event
 from foreword.server.status_routes import json_response
 from foreword.server.tool_use import params_and_tools
+from foreword.text.tool_calls import ToolCallDelta
 from foreword.text.tools import ToolCall
 
 DONE = b"data: [DONE]\n\n"
@@ -156,6 +157,7 @@ class ChatWriter:
         self._generation = account_of
         self._silent = set(range(n))
         self._reader = answer.reader()
+        self._plain: dict[int, EventTemplate] = {}  # events of a choice that have nothing but text
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
         """One chunk a piece, and what belongs before and after it."""
@@ -176,20 +178,30 @@ class ChatWriter:
             self._silent.discard(piece.index)
             role: dict[str, object] = {"role": "assistant", "content": "", "refusal": None}
             parts.append(answer.chunk([answer.choice(piece.index, role)]))
-        for delta in self._deltas(piece):
+        for event in self._events(piece):
+            if isinstance(event, str) and not piece.logprobs:
+                parts.append(self._text(piece.index, event))
+                continue
+            delta: dict[str, object] = (
+                {"content": event} if isinstance(event, str) else {"tool_calls": [call_delta(event)]}
+            )
             parts.append(answer.chunk([answer.choice(piece.index, delta, piece)]))
-            piece = replace(piece, logprobs=[])  # told once
+            if piece.logprobs:
+                piece = replace(piece, logprobs=[])  # told once
         if piece.finish_reason is not None:
             reason = finish_reason(piece.finish_reason, has_calls=self._reader.has_calls(piece.index))
             parts.append(answer.chunk([{**answer.choice(piece.index, {}), "finish_reason": reason}]))
         return parts
 
-    def _deltas(self, piece: Piece) -> list[dict[str, object]]:
-        deltas: list[dict[str, object]] = [
-            {"content": event} if isinstance(event, str) else {"tool_calls": [call_delta(event)]}
-            for event in self._reader.read(piece.index, piece.text, is_last=piece.finish_reason is not None)
-        ]
-        return deltas or ([{"content": ""}] if piece.token_ids and piece.logprobs else [])
+    def _events(self, piece: Piece) -> Sequence[str | ToolCallDelta]:
+        events = self._reader.read(piece.index, piece.text, is_last=piece.finish_reason is not None)
+        return events or ([""] if piece.token_ids and piece.logprobs else [])
+
+    def _text(self, index: int, text: str) -> bytes:
+        if index not in self._plain:
+            answer = self._answer
+            self._plain[index] = EventTemplate(lambda text: answer.chunk([answer.choice(index, {"content": text})]))
+        return self._plain[index](text)
 
 
 def finish_reason(reason: str | None, *, has_calls: bool) -> str | None:

@@ -24,7 +24,7 @@ from foreword.server.openai.schema import CompletionRequest
 from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
 from foreword.server.service import Service
-from foreword.server.sse import EventStream, collect, data_event
+from foreword.server.sse import EventStream, EventTemplate, collect, data_event
 from foreword.server.status_routes import json_response
 
 DEFAULT_MAX_TOKENS = 16
@@ -208,6 +208,7 @@ class CompletionWriter:
         self._generation = generation
         self._includes_usage = includes_usage
         self._logprobs: dict[int, CompletionLogprobs | None] = {}
+        self._plain: dict[int, EventTemplate] = {}  # events of a choice that have nothing but text
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
         """One chunk a piece that says something."""
@@ -234,8 +235,16 @@ class CompletionWriter:
             found = joined(found, self._answer.piece_arrays(piece, self._logprobs[index]))
         if not text and found is None and piece.finish_reason is None:
             return b""
-        choice = {"index": index, "text": text, "logprobs": found, "finish_reason": piece.finish_reason}
-        return self._answer.chunk([choice])
+        if found is None and piece.finish_reason is None:
+            if index not in self._plain:
+                self._plain[index] = EventTemplate(lambda text: self._chunk(index, text))
+            return self._plain[index](text)
+        return self._chunk(index, text, found, piece.finish_reason)
+
+    def _chunk(
+        self, index: int, text: str, found: dict[str, list[object]] | None = None, reason: str | None = None
+    ) -> bytes:
+        return self._answer.chunk([{"index": index, "text": text, "logprobs": found, "finish_reason": reason}])
 
 
 def joined(
