@@ -76,14 +76,14 @@ struct RowBand {
 };
 
 // Scores of every row for the first `num_keys` keys; what lies behind a row's limit is not looked at later.
-template <class Simd, class T>
-void score_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t num_keys) {
+template <class Simd, class T, class Ahead>
+void score_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t num_keys, Ahead& ahead) {
   const std::size_t last = band.rows % kRowGroup, full = band.rows - last;
   for (std::size_t key = 0; key < num_keys; key += 2 * Simd::kLanes) {
     for (std::size_t r = 0; r < full; r += kRowGroup) {
       if (largest_limit(band.limits + r, kRowGroup) <= key) continue;
       score_block<Simd, T, kRowGroup, 2>(band.queries + r * band.head_dim, keys.key_vectors + key / Simd::kLanes,
-                                         keys.key_stride, band.head_dim, band.scores + r * kAttentionTile + key);
+                                         keys.key_stride, band.head_dim, band.scores + r * kAttentionTile + key, ahead);
     }
   }
   if (last == 0) return;
@@ -91,7 +91,8 @@ void score_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t 
     constexpr std::size_t kVectors = vectors_for(kRows);
     for (std::size_t key = 0; key < num_keys; key += kVectors * Simd::kLanes) {
       score_block<Simd, T, kRows, kVectors>(band.queries + full * band.head_dim, keys.key_vectors + key / Simd::kLanes,
-                                            keys.key_stride, band.head_dim, band.scores + full * kAttentionTile + key);
+                                            keys.key_stride, band.head_dim, band.scores + full * kAttentionTile + key,
+                                            ahead);
     }
   });
 }
@@ -173,8 +174,8 @@ void merge_sums(const RowBand& band) {
 
 // Weighted values of rows [first, first + kRows), kVectors vectors from dimension d on. Where all of them see the same
 // keys the sums go from registers to where they belong; else the keys that all see go together, the others row by row.
-template <class Simd, std::size_t kRows, std::size_t kVectors, class RowOf>
-FOREWORD_INLINE void value_rows(const RowBand& band, std::size_t first, std::size_t d, RowOf row_of) {
+template <class Simd, std::size_t kRows, std::size_t kVectors, class RowOf, class Ahead>
+FOREWORD_INLINE void value_rows(const RowBand& band, std::size_t first, std::size_t d, RowOf row_of, Ahead& ahead) {
   const std::int32_t* const limits = band.limits + first;
   const float* const weights = band.scores + first * kAttentionTile;
   float* const values = band.values + first * band.padded_dim + d;
@@ -183,7 +184,7 @@ FOREWORD_INLINE void value_rows(const RowBand& band, std::size_t first, std::siz
   const bool equal = common == largest_limit(limits, kRows);
   if (equal && common == 0) return;
   typename Simd::Float sums[kRows][kVectors];
-  sum_values<Simd, kRows, kVectors>(weights, row_of, common, sums);
+  sum_values<Simd, kRows, kVectors>(weights, row_of, common, ahead, sums);
   if (equal && band.end == TileEnd::kMerge) {
 #pragma GCC unroll 8
     for (std::size_t r = 0; r < kRows; ++r) {
@@ -221,32 +222,40 @@ FOREWORD_INLINE void value_rows(const RowBand& band, std::size_t first, std::siz
 }
 
 // Values of the whole tile; panel_of(d) gives the row function of the dimensions from d on.
-template <class Simd, std::size_t kWidth, class PanelOf>
-FOREWORD_INLINE void value_band(const RowBand& band, PanelOf panel_of) {
+template <class Simd, std::size_t kWidth, class PanelOf, class Ahead>
+FOREWORD_INLINE void value_band(const RowBand& band, PanelOf panel_of, Ahead& ahead) {
   constexpr std::size_t kVectors = kWidth / Simd::kLanes;
   const std::size_t last = band.rows % kRowGroup, full = band.rows - last;
   for (std::size_t d = 0; d < band.padded_dim; d += kWidth) {
     const auto row_of = panel_of(d);
     for (std::size_t r = 0; r < full; r += kRowGroup) {
       for (std::size_t part = 0; part < kWidth; part += 2 * Simd::kLanes) {
-        value_rows<Simd, kRowGroup, 2>(band, r, d + part, [&](std::size_t key) { return row_of(key) + part; });
+        value_rows<Simd, kRowGroup, 2>(band, r, d + part, [&](std::size_t key) { return row_of(key) + part; }, ahead);
       }
     }
     if (last == 0) continue;
     with_rows(last, [&]<std::size_t kRows>() {
       constexpr std::size_t kStep = vectors_for(kRows) < kVectors ? vectors_for(kRows) : kVectors;
       for (std::size_t part = 0; part < kWidth; part += kStep * Simd::kLanes) {
-        value_rows<Simd, kRows, kStep>(band, full, d + part, [&](std::size_t key) { return row_of(key) + part; });
+        value_rows<Simd, kRows, kStep>(
+            band, full, d + part, [&](std::size_t key) { return row_of(key) + part; }, ahead);
       }
     });
   }
 }
 
+// What is asked for while a tile is worked on.
+template <class Ahead>
+struct TileAhead {
+  Ahead values;  // during the scores
+  Ahead keys;    // of the next tile, during the values
+};
+
 // Weights of a band and its sums, then its values, merged into those of the tiles before as `band.end` says.
-template <class Simd, std::size_t kWidth, class T, class PanelOf>
+template <class Simd, std::size_t kWidth, class T, class PanelOf, class Ahead>
 FOREWORD_INLINE void attend_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t num_keys,
-                                 PanelOf panel_of) {
-  score_band<Simd, T>(band, keys, num_keys);
+                                 PanelOf panel_of, TileAhead<Ahead>& ahead) {
+  score_band<Simd, T>(band, keys, num_keys, ahead.values);
   soften_band<Simd>(band);
   if (band.end == TileEnd::kMerge) {
     merge_sums<Simd>(band);
@@ -256,7 +265,7 @@ FOREWORD_INLINE void attend_band(const RowBand& band, const TileKeys<Simd, T>& k
       band.sum[r] = band.tile_sum[r];
     }
   }
-  value_band<Simd, kWidth>(band, panel_of);
+  value_band<Simd, kWidth>(band, panel_of, ahead.keys);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention_tile.h"
+#include "attention_ahead.h"
 
 namespace foreword {
 namespace {
@@ -93,9 +93,9 @@ FOREWORD_INLINE void add_products(FactorOf factor_of, VectorOf vector_of,
 }
 
 // scores[r, v * kLanes + lane] = queries[r] . key; queries [D, kRows].
-template <class Simd, class T, std::size_t kRows, std::size_t kVectors>
+template <class Simd, class T, std::size_t kRows, std::size_t kVectors, class Ahead>
 FOREWORD_INLINE void score_block(const float* queries, const T* const* key_vectors, std::size_t key_stride,
-                                 std::size_t head_dim, float* scores) {
+                                 std::size_t head_dim, float* scores, Ahead& ahead) {
   typename Simd::Float sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) {
@@ -105,10 +105,14 @@ FOREWORD_INLINE void score_block(const float* queries, const T* const* key_vecto
   const T* keys[kVectors];
 #pragma GCC unroll 8
   for (std::size_t v = 0; v < kVectors; ++v) keys[v] = key_vectors[v];
+  for (std::size_t d = 0; d < head_dim;) {
+    ahead.step();
+    const std::size_t end = head_dim - d < Ahead::kStep ? head_dim : d + Ahead::kStep;
 #pragma GCC unroll 4
-  for (std::size_t d = 0; d < head_dim; ++d) {
-    add_products<Simd, kRows, kVectors>([&](std::size_t r) { return Simd::set(queries[d * kRows + r]); },
-                                        [&](std::size_t v) { return Simd::load(keys[v] + d * key_stride); }, sums);
+    for (; d < end; ++d) {
+      add_products<Simd, kRows, kVectors>([&](std::size_t r) { return Simd::set(queries[d * kRows + r]); },
+                                          [&](std::size_t v) { return Simd::load(keys[v] + d * key_stride); }, sums);
+    }
   }
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) {
@@ -117,20 +121,24 @@ FOREWORD_INLINE void score_block(const float* queries, const T* const* key_vecto
   }
 }
 
-// sums[r, v * kLanes + lane] = sum over keys [0, end) of weights[r, key] * row(key)[v * kLanes + lane].
-template <class Simd, std::size_t kRows, std::size_t kVectors, class RowOf>
-FOREWORD_INLINE void sum_values(const float* weights, RowOf row_of, std::size_t end,
+// sums[r, v * kLanes + lane] = sum over keys [0, num_keys) of weights[r, key] * row(key)[v * kLanes + lane].
+template <class Simd, std::size_t kRows, std::size_t kVectors, class RowOf, class Ahead>
+FOREWORD_INLINE void sum_values(const float* weights, RowOf row_of, std::size_t num_keys, Ahead& ahead,
                                 typename Simd::Float (&sums)[kRows][kVectors]) {
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = Simd::set(0.0f);
   }
+  for (std::size_t key = 0; key < num_keys;) {
+    ahead.step();
+    const std::size_t end = num_keys - key < Ahead::kStep ? num_keys : key + Ahead::kStep;
 #pragma GCC unroll 4
-  for (std::size_t key = 0; key < end; ++key) {
-    const auto* const row = row_of(key);
-    add_products<Simd, kRows, kVectors>([&](std::size_t r) { return Simd::set(weights[r * kAttentionTile + key]); },
-                                        [&](std::size_t v) { return Simd::load(row + v * Simd::kLanes); }, sums);
+    for (; key < end; ++key) {
+      const auto* const row = row_of(key);
+      add_products<Simd, kRows, kVectors>([&](std::size_t r) { return Simd::set(weights[r * kAttentionTile + key]); },
+                                          [&](std::size_t v) { return Simd::load(row + v * Simd::kLanes); }, sums);
+    }
   }
 }
 

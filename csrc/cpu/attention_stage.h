@@ -12,8 +12,6 @@
 
 namespace foreword {
 
-inline constexpr std::size_t kCacheLine = 64;
-
 struct AlignedDelete {
   void operator()(float* p) const { ::operator delete(p, std::align_val_t{kCacheLine}); }
 };

@@ -5,6 +5,7 @@
 
 namespace foreword {
 
+inline constexpr std::size_t kCacheLine = 64;
 inline constexpr std::size_t kPanel = 16;  // width of a packed panel: keys of a K panel, dimensions of a V panel
 
 // Rows worked on together: their scores stay near from the first product to the last. A multiple of the rows of a

@@ -28,21 +28,31 @@ inline void pack_queries(const AttentionProblem& problem, const AttentionUnit& u
   }
 }
 
-// Sets how many keys of the tile each row sees; returns the largest.
-inline std::size_t set_limits(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t tile,
-                              const UnitWork& work) {
+// Keys of the tile that the unit's i-th token sees.
+inline std::size_t keys_seen(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t tile,
+                             std::size_t i) {
   const std::int64_t start = static_cast<std::int64_t>(tile * kAttentionTile);
-  std::int64_t largest = 0;
+  const std::int64_t seen = unit_token(problem, unit, i).position + 1 - start;
+  if (seen <= 0) return 0;
+  return seen < static_cast<std::int64_t>(kAttentionTile) ? static_cast<std::size_t>(seen) : kAttentionTile;
+}
+
+inline std::size_t most_keys_seen(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t tile) {
+  std::size_t most = 0;
   for (std::size_t i = 0; i < unit.num_tokens; ++i) {
-    std::int64_t limit = unit_token(problem, unit, i).position + 1 - start;
-    if (limit < 0) limit = 0;
-    if (limit > static_cast<std::int64_t>(kAttentionTile)) limit = kAttentionTile;
-    for (std::size_t g = 0; g < problem.group; ++g) {
-      work.limits[i * problem.group + g] = static_cast<std::int32_t>(limit);
-    }
-    if (limit > largest) largest = limit;
+    const std::size_t seen = keys_seen(problem, unit, tile, i);
+    if (seen > most) most = seen;
   }
-  return static_cast<std::size_t>(largest);
+  return most;
+}
+
+// Sets how many keys of the tile each row sees.
+inline void set_limits(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t tile,
+                       const UnitWork& work) {
+  for (std::size_t i = 0; i < unit.num_tokens; ++i) {
+    const auto limit = static_cast<std::int32_t>(keys_seen(problem, unit, tile, i));
+    for (std::size_t g = 0; g < problem.group; ++g) work.limits[i * problem.group + g] = limit;
+  }
 }
 
 // The blocks of one KV head as the tile's keys see them.
@@ -101,13 +111,18 @@ void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<S
   for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
 }
 
-// Asks for the tile's values, so that they come while its keys are worked on.
-template <class Simd, class T>
-void prefetch_values(const TileKeys<Simd, T>& tile, std::size_t num_keys, std::size_t head_dim) {
-  constexpr std::size_t kLine = 64 / sizeof(T);
-  for (std::size_t key = 0; key < num_keys; ++key) {
-    for (std::size_t d = 0; d < head_dim; d += kLine) __builtin_prefetch(tile.value_rows[key] + d);
-  }
+// The tile's values, and all of the blocks that hold its keys (dimensions lie apart).
+template <class T, class Ahead>
+void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
+  for_runs(blocks, num_keys, [&](std::size_t, std::size_t run, auto place) {
+    ahead.add(blocks.values + place.block + place.offset * blocks.head_dim, run * blocks.head_dim * sizeof(T));
+  });
+}
+template <class T, class Ahead>
+void add_keys_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
+  for_runs(blocks, num_keys, [&](std::size_t, std::size_t, auto place) {
+    ahead.add(blocks.keys + place.block, blocks.block_size * blocks.head_dim * sizeof(T));
+  });
 }
 
 // Copies the tile's keys into panels [D, kPanel] of f32. Vectors that lie in one block are read whole; what they hold
@@ -154,27 +169,30 @@ void pack_values(const TileBlocks<T>& blocks, std::size_t num_keys, std::size_t 
   });
 }
 
-// One tile of one unit: weights and weighted values of every row that sees some of it; done(first row, band) after each
-// band.
-template <class Simd, class T, class Done>
-void attend_tile(const TileBlocks<T>& blocks, bool in_place, std::size_t num_keys, const UnitWork& work, TileEnd end,
-                 Done done) {
-  if (in_place) {
-    TileKeys<Simd, T> tile;
-    point_at_tile<Simd>(blocks, num_keys, tile);
-    prefetch_values(tile, num_keys, blocks.head_dim);
-    const auto panel_of = [&](std::size_t d) {
-      return [&tile, d](std::size_t key) { return tile.value_rows[key] + d; };
-    };
-    const RowBand band(work, 0, end);  // holds all of them
-    if (work.padded_dim % (2 * kPanel) == 0) {
-      attend_band<Simd, 2 * kPanel>(band, tile, num_keys, panel_of);
-    } else {
-      attend_band<Simd, kPanel>(band, tile, num_keys, panel_of);
-    }
-    done(0, band);
-    return;
+// Few rows: reads the tile where it lies, its values asked for during the scores, the next tile's keys during the
+// values.
+template <class Simd, class T>
+void attend_in_place(const TileBlocks<T>& blocks, std::size_t num_keys, const TileBlocks<T>& next,
+                     std::size_t num_next_keys, const RowBand& band) {
+  // A step of eight turns uses up to eight dimensions of four vectors: as much is asked for.
+  constexpr std::size_t kTurns = 8;
+  TileAhead<LinesAhead<kTurns, kTurns * 4 * Simd::kLanes * sizeof(T) / kCacheLine>> ahead;
+  add_values_ahead(blocks, num_keys, ahead.values);
+  add_keys_ahead(next, num_next_keys, ahead.keys);
+  TileKeys<Simd, T> tile;
+  point_at_tile<Simd>(blocks, num_keys, tile);
+  const auto panel_of = [&](std::size_t d) { return [&tile, d](std::size_t key) { return tile.value_rows[key] + d; }; };
+  if (band.padded_dim % (2 * kPanel) == 0) {
+    attend_band<Simd, 2 * kPanel>(band, tile, num_keys, panel_of, ahead);
+  } else {
+    attend_band<Simd, kPanel>(band, tile, num_keys, panel_of, ahead);
   }
+}
+
+// Many rows: copies the tile into panels first; done(first row, band) after each band. The next tile is asked for.
+template <class Simd, class T, class Done>
+void attend_packed(const TileBlocks<T>& blocks, std::size_t num_keys, const TileBlocks<T>& next,
+                   std::size_t num_next_keys, const UnitWork& work, TileEnd end, Done done) {
   pack_keys<Simd>(blocks, num_keys, work.packed_keys);
   pack_values<Simd>(blocks, num_keys, work.padded_dim, work.packed_values);
   TileKeys<Simd, float> tile;
@@ -183,12 +201,16 @@ void attend_tile(const TileBlocks<T>& blocks, bool in_place, std::size_t num_key
     const std::size_t key = v * Simd::kLanes;
     tile.key_vectors[v] = work.packed_keys + key / kPanel * kPanel * work.head_dim + key % kPanel;
   }
+  TileAhead<LinesAhead<64, 8>> ahead;
+  add_values_ahead(next, num_next_keys, ahead.values);
+  add_keys_ahead(next, num_next_keys, ahead.keys);
   for (std::size_t first = 0; first < work.rows; first += kBandRows) {
     const RowBand band(work, first, end);
-    attend_band<Simd, kPanel>(band, tile, num_keys, [&](std::size_t d) {
+    const auto panel_of = [&](std::size_t d) {
       const float* const panel = work.packed_values + d * kAttentionTile;
       return [panel](std::size_t key) { return panel + key * kPanel; };
-    });
+    };
+    attend_band<Simd, kPanel>(band, tile, num_keys, panel_of, ahead);
     done(first, band);
   }
 }
@@ -236,14 +258,24 @@ template <class Simd, class T>
 void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
   UnitWork work(problem, unit, scratch);
   pack_queries(problem, unit, kv_head, work);
-  for (std::size_t tile = unit.tile_begin; tile < unit.tile_end; ++tile) {
-    const std::size_t num_keys = set_limits(problem, unit, tile, work);
+  const auto keys_of = [&](std::size_t tile) { return tile < unit.tile_end ? most_keys_seen(problem, unit, tile) : 0; };
+  std::size_t num_keys = keys_of(unit.tile_begin);
+  for (std::size_t tile = unit.tile_begin, num_next_keys; tile < unit.tile_end; ++tile, num_keys = num_next_keys) {
+    num_next_keys = keys_of(tile + 1);
+    set_limits(problem, unit, tile, work);
+    const TileBlocks<T> blocks(problem, unit, kv_head, tile), next(problem, unit, kv_head, tile + 1);
     // Every row sees some of tile 0.
     const TileEnd end = unit.split ? TileEnd::kKeep : tile == 0 ? TileEnd::kFirst : TileEnd::kMerge;
-    attend_tile<Simd>(TileBlocks<T>(problem, unit, kv_head, tile), unit.in_place, num_keys, work, end,
-                      [&](std::size_t first, const RowBand& band) {
-                        if (unit.split) store_partials<Simd>(problem, unit, kv_head, tile, first, band);
-                      });
+    const auto done = [&](std::size_t first, const RowBand& band) {
+      if (unit.split) store_partials<Simd>(problem, unit, kv_head, tile, first, band);
+    };
+    if (unit.in_place) {
+      const RowBand all(work, 0, end);
+      attend_in_place<Simd>(blocks, num_keys, next, num_next_keys, all);
+      done(0, all);
+    } else {
+      attend_packed<Simd>(blocks, num_keys, next, num_next_keys, work, end, done);
+    }
   }
   if (!unit.split) write_rows<Simd>(problem, unit, kv_head, work);
 }
