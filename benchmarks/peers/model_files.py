@@ -40,16 +40,18 @@ LLAMA_2_7B = Shape(layers=32, hidden=4096, ffn=11008, heads=32, vocabulary=SMALL
 def make(folder: Path, model: Path, quantizer: Path | None, tell: Callable[[str], None]) -> dict[str, Path]:
     """Every file of the row, by what it is; those already in `folder` are kept.
 
-    `quantizer` is llama.cpp's `llama-quantize`; without it there are no other types.
+    `quantizer` is llama.cpp's `llama-quantize`; without it no other types are made.
 
     Raises:
         SetupError: a file can't be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = {PULLED: model}
-    for kind in OTHER_TYPES if quantizer is not None else ():
+    for kind in OTHER_TYPES:
         path = folder / f"{model.name.removesuffix('.gguf')}.to.{kind}.gguf"
         if not path.exists():
+            if quantizer is None:
+                continue
             tell(f"making {path.name}")
             unfinished = path.with_suffix(".part")
             command = [str(quantizer), "--allow-requantize", *_pure(kind), str(model), str(unfinished), kind]

@@ -167,7 +167,9 @@ def test_other_types_are_made_by_the_quantizer_once(
     assert (tmp_path / "diary").read_text().split() == list(OTHER_TYPES)
     assert list(files) == [PULLED, *OTHER_TYPES, RANDOM_7B]
     assert all(path.exists() for path in files.values())
-    assert list(model_files.make(tmp_path / "models", pulled, None, lambda _: None)) == [PULLED, RANDOM_7B]
+    (tmp_path / "models" / "model.to.F32.gguf").unlink()
+    without = model_files.make(tmp_path / "models", pulled, None, lambda _: None)
+    assert list(without) == [PULLED, "Q8_0", "Q4_0", "Q4_K_M", RANDOM_7B]
 
 
 def test_a_quantizer_that_fails_leaves_no_file(tmp_path: Path, pulled: Path) -> None:
