@@ -52,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, why in run.missing.items():
             tell(f"missing: {name}: {why}")
         return 0
-    for row in rows:
-        run.measure(row)
-    print(report.table(run.found, run.engines[1:]))
-    print("\n" + report.remarks(run.found, run.notes, run.missing, run.limits, left_out(rows, run.engines, budget)))
+    try:
+        for row in rows:
+            run.measure(row)
+    finally:  # interrupted as well: what was measured is told
+        not_run = left_out(rows, run.engines, budget)
+        print(report.table(run.found, run.engines[1:]))
+        print("\n" + report.remarks(run.found, run.notes, run.missing, run.limits, not_run))
     return 0
 
 

@@ -1,6 +1,7 @@
 """Peers, set up in a folder of their own; what can't be set up is given back by name with the reason."""
 
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -202,19 +203,26 @@ def _worker(plan: Plan, name: str, packages: Sequence[str], flags: str, *more: s
     return lambda: PipeEngine(name, command, folder / "worker.log", {"flags": f"{flags}, {plan.threads} threads"})
 
 
-def run(command: Sequence[str], log: Path) -> None:
-    """Run one step of a set-up, its words in a file.
+def run(command: Sequence[str], log: Path, limit_s: float = _STEP_LIMIT_S) -> None:
+    """Run one step of a set-up, its words in a file; a step that takes too long ends with all it started.
 
     Raises:
         SetupError: it failed; names the step and the file.
     """
+    name = Path(command[0]).name
     try:
-        with log.open("wb") as out:
-            done = subprocess.run(list(command), stdout=out, stderr=out, check=False, timeout=_STEP_LIMIT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SetupError(f"{Path(command[0]).name}: {error}") from None
-    if done.returncode:
-        raise SetupError(f"{Path(command[0]).name} ended with code {done.returncode}; see {log}")
+        with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True) as step:
+            try:
+                code = step.wait(limit_s)
+            except BaseException:
+                os.killpg(step.pid, signal.SIGKILL)
+                raise
+    except subprocess.TimeoutExpired:
+        raise SetupError(f"{name} was not done after {limit_s:.0f} s; see {log}") from None
+    except OSError as error:
+        raise SetupError(f"{name}: {error}") from None
+    if code:
+        raise SetupError(f"{name} ended with code {code}; see {log}")
 
 
 def _said_by(command: Sequence[str]) -> str:

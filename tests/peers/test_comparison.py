@@ -3,6 +3,7 @@
 import json
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.peers.budget import Budget, left_out
 from benchmarks.peers.comparison import Measured, Memory, Spread, measure, ratio, spread, verdict
 from benchmarks.peers.engine import Answer, EngineError
 from benchmarks.peers.rows import ROWS, Row, largest_difference, together_tok_s
-from benchmarks.peers.setup import PEERS, Plan, SetupError, foreword, set_up, start_of
+from benchmarks.peers.setup import PEERS, Plan, SetupError, foreword, run, set_up, start_of
 from benchmarks.peers.workloads import Tape, Workloads
 
 HERE = Path(__file__).parent
@@ -231,6 +232,29 @@ def test_a_peer_that_is_not_where_it_should_be_is_named(tmp_path: Path) -> None:
     ready, missing = set_up(plan, ["llama.cpp"], lambda _: None)
     assert not ready
     assert missing["llama.cpp"] == f"no llama-server in {tmp_path / 'empty'}"
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_step_of_a_set_up_that_takes_too_long_ends_with_all_it_started(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    with pytest.raises(SetupError, match=r"sh was not done after 1 s; see .*log"):
+        run(["/bin/sh", "-c", f"sleep 60 & echo $! > {started}; wait"], tmp_path / "log", limit_s=1)
+    deadline = time.monotonic() + 20
+    while is_running(int(started.read_text())):
+        assert time.monotonic() < deadline
+
+
+def test_a_step_that_fails_or_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"sh ended with code 3; see .*log"):
+        run(["/bin/sh", "-c", "exit 3"], tmp_path / "log")
+    with pytest.raises(SetupError, match=r"gone: .*No such file"):
+        run([str(tmp_path / "gone")], tmp_path / "log")
 
 
 def test_ours_is_run_by_its_command(tmp_path: Path) -> None:

@@ -12,12 +12,11 @@ from benchmarks.peers.model_files import OTHER_TYPES, PULLED, RANDOM_7B, Shape, 
 from benchmarks.peers.setup import SetupError
 from benchmarks.peers.workloads import Tape, Workloads
 from gguf import GGUFWriter
-from tokenizers.pre_tokenizers import ByteLevel
 
 from foreword import LLM, SamplingParams
 from foreword.models.gguf_file import GGUFFile
+from tests.peers.conftest import TINY
 
-TINY = Shape(layers=2, hidden=64, ffn=96, heads=2, vocabulary=200, context=256)
 BYTES = {PULLED: 100, "Q8_0": 200, "Q4_0": 80, "Q4_K_M": 100, "F32": 400, RANDOM_7B: 1000}
 
 
@@ -39,29 +38,6 @@ class Timed:
 
     def close(self) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def pulled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with no tensor: a vocabulary of 260 tokens, every byte among them, and two merges."""
-    path = tmp_path_factory.mktemp("pulled") / "model.gguf"
-    writer = GGUFWriter(path, "llama")
-    tokens = ["<unk>", "<s>", "</s>", "th", *sorted(ByteLevel.alphabet())]
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3, *[1] * 257])
-    writer.add_token_merges(["t h", "th e"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-@pytest.fixture(scope="module")
-def random_model(tmp_path_factory: pytest.TempPathFactory, pulled: Path) -> Path:
-    path = tmp_path_factory.mktemp("random") / "tiny.gguf"
-    write_random(path, TINY, pulled)
-    return path
 
 
 def test_each_files_rate_is_laid_beside_the_bandwidth_and_beside_what_its_bytes_predict() -> None:
