@@ -59,6 +59,19 @@ def test_closing_a_stream_gives_everything_back(llm: LLM) -> None:
     assert llm.stats().held_blocks == 0
 
 
+def test_a_streamed_chat_is_told_of_tools_like_a_whole_one(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "What time is it?"}]
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}]
+    whole = llm.chat(messages, greedy(8), tools=tools)[0]
+    before = llm.stats().cached_tokens
+
+    text = "".join(delta.text for delta in llm.stream_chat(messages, greedy(8), tools=tools))
+
+    assert text == whole.outputs[0].text
+    assert llm.stats().cached_tokens - before == len(whole.prompt_token_ids) - 1
+    assert len(whole.prompt_token_ids) > 2 * len(llm.chat(messages, greedy(1))[0].prompt_token_ids)
+
+
 def test_a_chat_ends_at_its_end_token_and_shows_none_of_it(llm: LLM) -> None:
     answer = llm.chat([{"role": "user", "content": "Say only the word hello."}], greedy(60))[0]
 

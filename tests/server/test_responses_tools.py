@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from tests.server.conftest import MODEL, LiveServer
 from tests.server.test_openai_client import strictly
 from tests.server.test_responses_client import events_of
-from tests.server.test_tools import ARGUMENTS, SCHEMA
+from tests.server.test_tools import ARGUMENTS, ARGUMENTS_TEXT, CUT, SCHEMA
 from tests.server.test_tools import live as live
 
 WEATHER: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
@@ -67,15 +67,27 @@ def test_a_streamed_call_is_what_the_client_gathers(client: openai.OpenAI, live:
 
     assert (call.name, json.loads(call.arguments)) == ("weather", ARGUMENTS)
     events = events_of(live, fields())
+    deltas = [event for event in events if event.type == "response.function_call_arguments.delta"]
     assert [event.type for event in events] == [
         *("response.created", "response.in_progress", "response.output_item.added"),
-        *("response.function_call_arguments.delta", "response.function_call_arguments.done"),
-        *("response.output_item.done", "response.completed"),
+        *([deltas[0].type] * len(deltas)),
+        *("response.function_call_arguments.done", "response.output_item.done", "response.completed"),
     ]
     added, done = events[2].item, events[-2].item
     assert (added.id, added.call_id, added.arguments) == (done.id, done.call_id, "")
-    assert events[3].delta == events[4].arguments == done.arguments
+    assert len(deltas) > len(done.arguments) / 2  # as they are written, which here is byte by byte
+    assert "".join(event.delta for event in deltas) == events[-3].arguments == done.arguments
     assert events[-1].response.output == [done]
+
+
+def test_a_call_cut_off_stays_a_call_and_says_so(client: openai.OpenAI, live: LiveServer) -> None:
+    cut = client.responses.create(**fields(max_output_tokens=CUT))
+    last = events_of(live, fields(max_output_tokens=CUT))[-1].response
+
+    call = only_call(cut)
+    assert cut.status == call.status == last.status == only_call(last).status == "incomplete"
+    assert call.arguments == only_call(last).arguments
+    assert ARGUMENTS_TEXT.startswith(call.arguments)
 
 
 def test_only_allowed_tools_are_called(client: openai.OpenAI) -> None:

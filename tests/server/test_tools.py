@@ -39,6 +39,8 @@ LLAMA = "{% if tools %}<|python_tag|>{{ tools | tojson }}{% endif %}" + CHAT + A
 TEMPLATES = {"own": OWN, "told": CHAT + ASKED, "mistral": MISTRAL, "llama": LLAMA}
 
 ARGUMENTS = {"city": "Ulm", "days": 3}
+ARGUMENTS_TEXT = json.dumps(ARGUMENTS)
+CUT = 55  # tokens, in each format before the end of the arguments
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Ulm"]}, "days": {"const": 3}},
@@ -126,6 +128,33 @@ def test_a_streamed_call_is_what_the_clients_gather(client: openai.OpenAI, live:
     assert [bool(part.id) for part in parts] == [True] + [False] * (len(parts) - 1)
     assert {part.index for part in parts} == {0}
     assert not any(c.choices[0].delta.content for c in chunks)
+    pieces = [part.function.arguments or "" for part in parts if part.function]
+    assert len(pieces) > len(ARGUMENTS_TEXT) / 2  # as they are written, which here is byte by byte
+    assert "".join(pieces) == ARGUMENTS_TEXT
+
+
+def test_a_call_cut_off_stays_a_call_streamed_or_not(
+    client: openai.OpenAI, claude: anthropic.Anthropic, live: LiveServer
+) -> None:
+    whole = client.chat.completions.create(**fields(max_tokens=CUT)).choices[0]
+    events = send(live.port, "POST", "/v1/chat/completions", fields(stream=True, max_tokens=CUT)).events
+    choices = [ChatCompletionChunk.model_validate_json(data, strict=True).choices[0] for _, data in events[:-1]]
+    message = claude.messages.create(**claude_fields(max_tokens=CUT))
+    with claude.messages.stream(**claude_fields(max_tokens=CUT)) as stream:
+        final = stream.get_final_message()
+
+    call = only_call(whole.message)
+    parts = [part for choice in choices for part in choice.delta.tool_calls or ()]
+    assert whole.finish_reason == choices[-1].finish_reason == "length"
+    assert call.function.name == "weather"
+    assert ARGUMENTS_TEXT.startswith(call.function.arguments)
+    assert len(call.function.arguments) < len(ARGUMENTS_TEXT)
+    assert "".join(part.function.arguments or "" for part in parts if part.function) == call.function.arguments
+    assert message.stop_reason == final.stop_reason == "max_tokens"
+    (block,), (same,) = message.content, final.content
+    assert block.type == same.type == "tool_use"
+    assert block.input == same.input
+    assert block.input in ({}, {"city": "Ulm"})
 
 
 def test_required_is_a_call_of_some_tool(client: openai.OpenAI) -> None:
@@ -198,7 +227,12 @@ def test_a_streamed_tool_use_is_what_the_client_gathers(claude: anthropic.Anthro
     (block,) = final.content
     assert block.type == "tool_use"
     assert block.input == ARGUMENTS
-    names = [name for name, _ in send(live.port, "POST", "/v1/messages", claude_fields(stream=True)).events]
+    events = send(live.port, "POST", "/v1/messages", claude_fields(stream=True)).events
+    names = [name for name, _ in events]
+    deltas = [json.loads(data)["delta"] for name, data in events if name == "content_block_delta"]
+    assert {delta["type"] for delta in deltas} == {"input_json_delta"}
+    assert len(deltas) > len(ARGUMENTS_TEXT) / 2
+    assert "".join(delta["partial_json"] for delta in deltas) == ARGUMENTS_TEXT
     assert [name for name in names if name != "content_block_delta"] == [
         *("message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop"),
     ]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foreword.text.tool_calls import ToolCallDelta, ToolCallParser, ToolEvent, gathered, parse_tool_calls
+from foreword.text.early_calls import ToolCallDelta
+from foreword.text.tool_calls import ToolCallParser, ToolEvent, gathered, parse_tool_calls
 from foreword.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolFormat, tool_format
 from foreword.text.tools import ToolCall
 

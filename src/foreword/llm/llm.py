@@ -132,9 +132,10 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         progress: Progress | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> Generator[TextDelta, None, None]:
         """As `chat` for one conversation, but yields text as it comes, like `stream`."""
-        return self.stream(self._chat_prompts(messages, None), sampling_params, progress=progress)
+        return self.stream(self._chat_prompts(messages, tools), sampling_params, progress=progress)
 
     def beam_search(
         self, prompts: object, params: BeamSearchParams | None = None, *, progress: Progress | None = None

@@ -16,6 +16,7 @@ class CallReading:
     names: frozenset[str]
     max_calls: int | None
     opener_id: int | None  # the format's opener, where it is a special token
+    is_held: bool = False  # by a grammar, to well-formed calls
 
     @property
     def shown(self) -> frozenset[int]:
@@ -24,11 +25,11 @@ class CallReading:
 
     def parse(self, text: str) -> list[str | ToolCall]:
         """A whole answer at once."""
-        return parse_tool_calls(text, self.form, self.names, max_calls=self.max_calls)
+        return parse_tool_calls(text, self.form, self.names, max_calls=self.max_calls, is_held=self.is_held)
 
     def parser(self) -> ToolCallParser:
         """For one answer that comes in pieces."""
-        return ToolCallParser(self.form, self.names, max_calls=self.max_calls)
+        return ToolCallParser(self.form, self.names, max_calls=self.max_calls, is_held=self.is_held)
 
     def is_enough(self, n: int) -> Callable[[int, str], bool]:
         """For a `TextWatch` over n answers: True once one has all the calls it may have."""

@@ -62,7 +62,12 @@ class ToolUse:
             raise ApiError(400, told, "tools", "unsupported_parameter")
         names = frozenset(tool.name for tool in self.allowed)
         opener_id = template.call_opener_id
-        return CallReading(form, names, None if self.is_parallel else 1, opener_id)
+        return CallReading(form, names, None if self.is_parallel else 1, opener_id, self.is_held)
+
+    @property
+    def is_held(self) -> bool:
+        """True when calls are held to a grammar: where one is required, or a tool is strict."""
+        return self.mode == "required" or any(tool.strict for tool in self.allowed)
 
     def constrained(self, params: SamplingParams, template: ChatTemplate) -> SamplingParams:
         """The parameters that hold the answer to calls.
@@ -73,12 +78,11 @@ class ToolUse:
             ApiError, InvalidRequestError: 400, a schema that can't be enforced, or two wishes that contradict.
         """
         reading = self.reading(template)
-        is_strict = any(tool.strict for tool in self.allowed)
         if reading is None:
             return params
         if params.structured_output is not None:
             raise ApiError(400, "tools: an answer that may be a call can't have another form", "tools")
-        if self.mode != "required" and not is_strict:
+        if not self.is_held:
             return params
         form, opener_id = reading.form, reading.opener_id
         if self.mode == "required":

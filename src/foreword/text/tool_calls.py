@@ -4,33 +4,23 @@ A call is known when its JSON is complete, names a given tool and holds an objec
 back, for a call that turns out to be malformed is text like any other, to the letter. The text is read one character
 at a time, so what comes out doesn't depend on how it was cut into pieces.
 
+Where the answer is held to a grammar (`is_held`), a call is certain once its name and the beginning of its arguments
+are there: from then on they come as they are written, and a call that is cut off stays one, with what there is of it.
+
 White space before a call is dropped, and so is what follows one unless more text comes: in it a template writes what
 it likes when the conversation is rendered again.
 """
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
+from foreword.text.early_calls import EarlyCalls, ToolCallDelta
+from foreword.text.json_scanner import SPACE, JsonScanner, Scan
 from foreword.text.stop import StopChecker
 from foreword.text.tool_formats import ToolFormat
 from foreword.text.tools import ToolCall
-
-MAX_DEPTH = 64
-_SPACE = " \t\r\n"
-_OUTSIDE_STRINGS = frozenset(_SPACE + ",:+-.0123456789Eaeflnrstu")  # white space, separators, numbers, true false null
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """A part of the call with this number: the name comes with the first part, and only with it."""
-
-    index: int
-    name: str | None
-    arguments: str
-
 
 ToolEvent = str | ToolCallDelta
 """Text, or a part of a call."""
@@ -42,29 +32,34 @@ class ToolCallParser:
     Cost: O(1) for each character, and O(its length) once for each call.
     """
 
-    def __init__(self, form: ToolFormat, names: Collection[str], *, max_calls: int | None = None) -> None:
+    def __init__(
+        self, form: ToolFormat, names: Collection[str], *, max_calls: int | None = None, is_held: bool = False
+    ) -> None:
         self._form = form
         self._names = names
+        self._is_held = is_held
+        self._early: EarlyCalls | None = None  # of the body under way, where it is held to a grammar
         self._max_calls = max_calls
         self._state = _State.START if form.starts_bare else _State.TEXT
         self._opener = StopChecker([form.opener])
         self._gap = ""  # white space that may turn out to stand before a call
         self._body: list[str] = []  # what may be a call, its opener first
         self._held = ""  # what follows a call
-        self._scanner = _JsonScanner()
+        self._scanner = JsonScanner()
         self._num_calls = 0
         self._is_behind_call = False
         self._events: list[ToolEvent] = []
 
     @property
     def num_calls(self) -> int:
-        """Calls found so far."""
-        return self._num_calls
+        """Calls found so far, the one under way included."""
+        return self._num_calls if self._early is None else self._early.num_begun
 
     @property
     def is_done(self) -> bool:
         """True when no more calls are wanted, and the last one is closed."""
-        return self._is_full and (self._form.closer is None or self._state is not _State.BEHIND)
+        has_end = self._form.closer is not None and self._state in (_State.BODY, _State.BEHIND)
+        return self._is_full and not has_end
 
     @property
     def _is_full(self) -> bool:
@@ -83,7 +78,7 @@ class ToolCallParser:
         if self._is_full:
             return self._taken()
         if self._state is _State.BODY:
-            self._say("".join(self._body))
+            self._give_up()
         elif self._state is _State.TEXT:
             self._say(self._opener.finish())
         if self._gap and not self._is_behind_call:
@@ -110,7 +105,7 @@ class ToolCallParser:
                 self._take_behind(character)
 
     def _take_first(self, character: str) -> None:
-        if character in _SPACE:
+        if character in SPACE:
             self._gap += character
             return
         self._state = _State.TEXT
@@ -121,29 +116,48 @@ class ToolCallParser:
     def _open(self, opener: str) -> None:
         self._state = _State.BODY
         self._body = [opener]
-        self._scanner = _JsonScanner()
+        self._scanner = JsonScanner()
+        is_certain = self._is_held and not (self._form.starts_bare and opener)
+        self._early = EarlyCalls(self._names, self._num_calls) if is_certain else None
         self._opener = StopChecker([self._form.opener])
 
     def _take_body(self, character: str) -> None:
         found = self._scanner.take(character)
-        if found is _Scan.BROKEN:
+        if found is Scan.BROKEN:
             self._give_up()
             self._take(character)
             return
         self._body.append(character)
-        if found is _Scan.COMPLETE:
-            calls = _calls_in("".join(self._body[1:]), self._names)
+        if self._early is not None:
+            self._take_early(self._early, character)
+        if found is Scan.COMPLETE:
+            calls = [] if self._has_told else _calls_in("".join(self._body[1:]), self._names)
             if calls is None:
                 self._give_up()
             else:
                 self._call(calls)
 
+    def _take_early(self, early: EarlyCalls, character: str) -> None:
+        deltas = early.take(character)
+        self._num_calls = early.num_complete
+        if deltas:
+            self._gap, self._is_behind_call = "", True
+            self._events += deltas
+
+    @property
+    def _has_told(self) -> bool:
+        return self._early is not None and self._early.has_told
+
     def _give_up(self) -> None:
+        """What was read is no call after all; what has been told of one stays told."""
         self._state = _State.TEXT
-        self._say("".join(self._body))
+        if self._has_told:
+            self._num_calls, self._early = self.num_calls, None
+        else:
+            self._say("".join(self._body))
 
     def _call(self, calls: list[ToolCall]) -> None:
-        self._state = _State.BEHIND
+        self._state, self._early = _State.BEHIND, None
         self._gap = self._held = ""
         self._is_behind_call = True
         for call in calls:
@@ -155,15 +169,15 @@ class ToolCallParser:
     def _take_behind(self, character: str) -> None:
         """Right behind a call: white space and its closer; where calls need no opener, `;` and another one."""
         self._held += character
-        begun = self._held.lstrip(_SPACE)
+        begun = self._held.lstrip(SPACE)
         closer = self._form.closer or ""
         if not begun or (begun != closer and closer.startswith(begun)):
             return
         if begun == closer:
             self._state, self._held = _State.TEXT, ""
-        elif self._form.starts_bare and begun.rstrip(_SPACE) == ";":
+        elif self._form.starts_bare and begun.rstrip(SPACE) == ";":
             return
-        elif self._form.starts_bare and begun.removeprefix(";").lstrip(_SPACE) == "{":
+        elif self._form.starts_bare and begun.removeprefix(";").lstrip(SPACE) == "{":
             self._open(self._held[:-1])
             self._take("{")
         else:
@@ -174,7 +188,7 @@ class ToolCallParser:
 
     def _say(self, text: str) -> None:
         text = self._gap + text
-        said = text.rstrip(_SPACE)
+        said = text.rstrip(SPACE)
         self._gap = text[len(said) :]
         if said:
             self._events.append(said)
@@ -197,10 +211,10 @@ def gathered(events: Iterable[ToolEvent]) -> list[str | ToolCall]:
 
 
 def parse_tool_calls(
-    text: str, form: ToolFormat, names: Collection[str], *, max_calls: int | None = None
+    text: str, form: ToolFormat, names: Collection[str], *, max_calls: int | None = None, is_held: bool = False
 ) -> list[str | ToolCall]:
     """A whole answer as texts and calls."""
-    parser = ToolCallParser(form, names, max_calls=max_calls)
+    parser = ToolCallParser(form, names, max_calls=max_calls, is_held=is_held)
     return gathered([*parser.push(text), *parser.finish()])
 
 
@@ -209,48 +223,6 @@ class _State(Enum):
     TEXT = 2
     BODY = 3
     BEHIND = 4
-
-
-class _Scan(Enum):
-    MORE = 1
-    COMPLETE = 2
-    BROKEN = 3
-
-
-class _JsonScanner:
-    """Finds the end of a JSON object or list; what can't be JSON at all is seen at the first such character."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
-
-    def take(self, character: str) -> _Scan:
-        if self._is_in_string:
-            return self._take_in_string(character)
-        if character in "{[":
-            self._depth += 1
-            return _Scan.MORE if self._depth <= MAX_DEPTH else _Scan.BROKEN
-        if self._depth == 0:
-            return _Scan.MORE if character in _SPACE else _Scan.BROKEN
-        if character in "}]":
-            self._depth -= 1
-            return _Scan.MORE if self._depth else _Scan.COMPLETE
-        if character == '"':
-            self._is_in_string = True
-            return _Scan.MORE
-        return _Scan.MORE if character in _OUTSIDE_STRINGS else _Scan.BROKEN
-
-    def _take_in_string(self, character: str) -> _Scan:
-        if character < " ":
-            return _Scan.BROKEN
-        if self._is_escaped:
-            self._is_escaped = False
-        elif character == "\\":
-            self._is_escaped = True
-        elif character == '"':
-            self._is_in_string = False
-        return _Scan.MORE
 
 
 def _calls_in(body: str, names: Collection[str]) -> list[ToolCall] | None:
@@ -300,7 +272,7 @@ def _members(text: str, start: int) -> Iterator[tuple[str, Any, int]]:
 
 
 def _skip(text: str, at: int) -> int:
-    while text[at] in _SPACE:
+    while text[at] in SPACE:
         at += 1
     return at
 
@@ -308,8 +280,11 @@ def _skip(text: str, at: int) -> int:
 def _merged(events: Iterable[ToolEvent]) -> list[ToolEvent]:
     merged: list[ToolEvent] = []
     for event in events:
-        if isinstance(event, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += event
+        last = merged[-1] if merged else None
+        if isinstance(event, str) and isinstance(last, str):
+            merged[-1] = last + event
+        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta) and last.is_continued_by(event):
+            merged[-1] = ToolCallDelta(last.index, None, last.arguments + event.arguments)
         else:
             merged.append(event)
     return merged

@@ -25,7 +25,8 @@ from foreword.server.service import Service
 from foreword.server.sse import EventStream, EventTemplate, collect, named_event
 from foreword.server.status_routes import json_response
 from foreword.server.tool_use import params_and_tools
-from foreword.text.tool_calls import ToolCallDelta
+from foreword.text.early_calls import ToolCallDelta
+from foreword.text.partial_json import completed_object
 from foreword.text.tools import ToolCall
 
 
@@ -210,7 +211,7 @@ class MessageWriter:
 
 def _block(part: str | ToolCall) -> dict[str, object]:
     if isinstance(part, ToolCall):
-        return tool_block(part.name, msgspec.Raw(part.arguments.encode()))
+        return tool_block(part.name, msgspec.Raw(completed_object(part.arguments).encode()))
     return {"type": "text", "text": part, "citations": None}
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from foreword.server.openai.responses_items import new_id
-from foreword.text.tool_calls import ToolCallDelta, ToolEvent
+from foreword.text.early_calls import ToolCallDelta
+from foreword.text.partial_json import completed_object
+from foreword.text.tool_calls import ToolEvent
 
 Event = tuple[str, dict[str, object]]
 """An event's type, and its fields but for type and sequence number."""
@@ -27,7 +29,7 @@ class OutputItems:
             yield from self._call(event)
 
     def close(self, *, is_cut: bool) -> Iterator[Event]:
-        """The answer is over. `is_cut`: before its end, and where it was text that text is incomplete."""
+        """The answer is over. `is_cut`: before its end, and then text is incomplete, and so may be a call."""
         if not self.items:
             yield from self._open_message()
         yield from self._close("incomplete" if is_cut else "completed")
@@ -70,7 +72,8 @@ class OutputItems:
             yield "response.output_text.done", {**at, "text": text, "logprobs": self._logprobs}
             yield "response.content_part.done", {**at, "part": part}
         else:
-            item["status"], item["arguments"] = "completed", text  # a call is known when it is complete
+            is_whole = status == "completed" or completed_object(text) == text
+            item["status"], item["arguments"] = "completed" if is_whole else status, text
             yield "response.function_call_arguments.done", {**self._place, "arguments": text}
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": dict(item)}
         self._open = None

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from foreword.server.errors import unsupported
 from foreword.server.tool_use import ToolUse
-from foreword.text.tool_calls import ToolCallDelta
+from foreword.text.early_calls import ToolCallDelta
 from foreword.text.tools import MAX_TOOLS, Tool, ToolCall
 
 
