@@ -4,13 +4,15 @@
 #include <cstring>
 #include <span>
 
+#include "attention_tile.h"
+
 namespace foreword {
 namespace {
 
 constexpr std::size_t kMaxRows = 192;     // queries, values and a packed tile fit a 512 KiB cache; packing costs 3 %
 constexpr std::size_t kInPlaceRows = 12;  // see AttentionUnit::in_place
 constexpr std::size_t kRowsPerCost = 6;
-constexpr std::size_t kUnitsPerThread = 6;  // so that no thread waits long for the last unit
+constexpr std::size_t kUnitsPerThread = 3;  // at least, so that no thread waits long for the last unit
 constexpr std::size_t kMinTiles = 2;        // of a unit that is cut: fewer, and merging shows
 constexpr std::size_t kSharingRows = 48;    // a sequence of more rows uses what it reads well enough alone
 
@@ -35,6 +37,11 @@ class Planner {
   }
 
   AttentionPlan plan() {
+    for (std::size_t s = 0; s < args_.num_sequences; ++s) {
+      const std::int32_t count = args_.query_start_loc[s + 1] - args_.query_start_loc[s];
+      const std::size_t num_tiles = static_cast<std::size_t>(args_.context_lens[s] - 1) / kAttentionTile + 1;
+      if (count > 0) total_ += static_cast<std::size_t>(count) * num_tiles;
+    }
     for (std::size_t s = 0; s < args_.num_sequences; ++s) add_sequence(s);
     add_short_sequences();
     cut_units();
@@ -57,7 +64,7 @@ class Planner {
       short_.push_back({table, first, count, num_tiles, static_cast<std::size_t>(first_position) / kAttentionTile});
       return;
     }
-    const std::size_t step = tokens_per_unit();
+    const std::size_t step = even_tokens(count, num_tiles_of(plan_.tokens.back()));
     for (std::size_t i = 0; i < count; i += step) {
       const std::size_t num_tokens = std::min(step, count - i);
       const std::size_t token_begin = plan_.unit_tokens.size();
@@ -68,6 +75,18 @@ class Planner {
 
   static std::size_t num_tiles_of(const AttentionToken& token) {
     return static_cast<std::size_t>(token.position) / kAttentionTile + 1;
+  }
+
+  // Tokens of each unit of a long sequence: evenly, and few enough that all threads have work. But no fewer than a
+  // band, since each unit packs its tiles; what is then still too much for one thread is cut by tiles.
+  std::size_t even_tokens(std::size_t count, std::size_t num_tiles) const {
+    const std::size_t share = total_ * num_kv_heads_ / (num_threads_ * kUnitsPerThread);
+    const std::size_t wanted =
+        num_threads_ == 1 ? 1 : (count * num_tiles + share - 1) / std::max<std::size_t>(1, share);
+    const std::size_t bands = std::max<std::size_t>(1, count * group_ / kBandRows);
+    const std::size_t least = (count + tokens_per_unit() - 1) / tokens_per_unit();
+    const std::size_t units = std::max(least, std::min(wanted, bands));
+    return (count + units - 1) / units;
   }
 
   std::size_t tokens_per_unit() const { return std::max<std::size_t>(1, kMaxRows / group_); }
@@ -196,6 +215,7 @@ class Planner {
   const AttentionArgs& args_;
   std::size_t num_kv_heads_, block_size_, num_threads_, group_;
   bool aligned_;
+  std::size_t total_ = 0;  // tokens times tiles of the step
   std::vector<ShortSequence> short_;
   AttentionPlan plan_;
 };

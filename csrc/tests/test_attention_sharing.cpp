@@ -52,6 +52,27 @@ TEST(attention_sharing, common_tiles_are_read_once) {  // a tile is two blocks o
         6);  // 1 for all, 2 for the first, 1 for the others, 1 for each of them
 }
 
+TEST(attention_sharing, threads_share_a_short_prompt_by_rows_and_a_single_row_by_tiles) {
+  const std::vector<std::int32_t> table(127, 1);
+  for (const std::int32_t tokens : {32, 1}) {
+    const std::vector<std::int32_t> starts{0, tokens}, lengths{2032};
+    AttentionArgs args{};
+    args.num_sequences = 1;
+    args.num_heads = 9;
+    args.block_tables = table.data();
+    args.max_blocks = table.size();
+    args.query_start_loc = starts.data();
+    args.context_lens = lengths.data();
+    const AttentionPlan plan = plan_attention(args, {nullptr, nullptr, KvDtype::kF16, 2, 3, 64, 16}, 2);
+    CHECK(plan.units.size() == 2);  // each done for 3 KV heads
+    for (const AttentionUnit& unit : plan.units) {
+      CHECK(unit.split == (tokens == 1));
+      CHECK(unit.tile_end - unit.tile_begin == (tokens == 1 ? 8U : 16U));
+    }
+    CHECK((plan.num_partials == 0) == (tokens == 32));
+  }
+}
+
 TEST(attention_sharing, sequences_that_share_blocks_have_the_bits_they_have_alone) {
   for (const InstructionSet isa : instruction_sets()) {
     for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
