@@ -43,6 +43,8 @@ def check_described(method: str, target: str, status: int, headers: Mapping[str,
         error = operation.unavailable if status == 503 and operation.unavailable else ERRORS.get(dialect_of(path))
         assert kind == "application/json"
         decode(body, error or OpenAIError)
+        if status == 400 and operation.body is not None:
+            check_named(path, json.loads(body), operation.body)
     elif kind == "text/event-stream":
         assert operation.events
         check_events(body, operation)
@@ -72,3 +74,18 @@ def decode(data: bytes, kind: Any) -> None:
         msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise AssertionError(f"{error}: {data[:2000]!r}") from None
+
+
+def check_named(path: str, error: dict[str, Any], kind: type[msgspec.Struct]) -> None:
+    """Fail unless an error names a field that the client may send, or no field."""
+    told = error.get("error", error)
+    fields = set(kind.__struct_encode_fields__)
+    if "param" in told:
+        if told["code"] == "unknown_parameter" or told["param"] is None:
+            return
+        root = re.split(r"[.\[]", told["param"], maxsplit=1)[0]
+        assert root in fields, (path, told)
+        assert root in told["message"], (path, told)
+    else:
+        named = re.match(r"([a-z_0-9]+)[^\s:]*: ", told["message"])
+        assert named is None or named[1] in fields or "unknown field" in told["message"], (path, told)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from foreword.core.errors import InvalidRequestError
@@ -26,8 +26,10 @@ class StructuredOutput:
         regex: a pattern that the whole answer matches.
         grammar: a grammar in llguidance's dialect of Lark.
         choice: the answer is one of these texts; kept as a tuple.
+        origin: what the caller calls the field it came in, for errors; else `structured_output` and the kind.
+        parts: of a grammar made of several wishes these, so that an error can tell which of them is to blame.
 
-    Equal ones compare and hash alike.
+    Ones that allow the same compare and hash alike, wherever they came from.
 
     Raises:
         InvalidRequestError: none or several were given, or the one is malformed or too large.
@@ -38,20 +40,32 @@ class StructuredOutput:
     regex: str | None = None
     grammar: str | None = None
     choice: Sequence[str] | None = None
+    origin: str | None = field(default=None, compare=False)
+    parts: tuple["StructuredOutput", ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
-            raise InvalidRequestError("structured_output.json_object", "true or false", self.json_object)
+            raise InvalidRequestError(self._name("json_object"), "true or false", self.json_object)
         given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
-            raise InvalidRequestError("structured_output", f"exactly one of {', '.join(_KINDS)}", given or "none")
+            name = self.origin or "structured_output"
+            raise InvalidRequestError(name, f"exactly one of {', '.join(_KINDS)}", given or "none")
+        name = self._name(given[0])
         if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", _canonical_schema(self.json_schema))
-        for name in ("regex", "grammar"):
-            if getattr(self, name) is not None:
-                _check_text(name, getattr(self, name))
+            object.__setattr__(self, "json_schema", _canonical_schema(name, self.json_schema))
+        for text in (self.regex, self.grammar):
+            if text is not None:
+                _check_text(name, text)
         if self.choice is not None:
-            object.__setattr__(self, "choice", _checked_choices(self.choice))
+            object.__setattr__(self, "choice", _checked_choices(name, self.choice))
+
+    def _name(self, kind: StructuredKind) -> str:
+        return self.origin or f"structured_output.{kind}"
+
+    @property
+    def name(self) -> str:
+        """What its caller calls it."""
+        return self._name(self.kind)
 
     @property
     def kind(self) -> StructuredKind:
@@ -71,20 +85,20 @@ class StructuredOutput:
 def _check_text(name: str, text: object) -> None:
     expected = f"text of 1 to {MAX_STRUCTURED_BYTES} bytes"
     if not isinstance(text, str) or not text:
-        raise InvalidRequestError(f"structured_output.{name}", expected, text)
+        raise InvalidRequestError(name, expected, text)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidRequestError(f"structured_output.{name}", "text without lone surrogates", text) from None
+        raise InvalidRequestError(name, "text without lone surrogates", text) from None
     if size > MAX_STRUCTURED_BYTES:
-        raise InvalidRequestError(f"structured_output.{name}", expected, f"{size} bytes")
+        raise InvalidRequestError(name, expected, f"{size} bytes")
 
 
-def _canonical_schema(schema: str | Mapping[str, object]) -> str:
+def _canonical_schema(name: str, schema: str | Mapping[str, object]) -> str:
     """Compact JSON of a schema."""
-    name, expected = "structured_output.json_schema", f"a JSON object nested at most {MAX_SCHEMA_DEPTH} deep"
+    expected = f"a JSON object nested at most {MAX_SCHEMA_DEPTH} deep"
     if isinstance(schema, str):
-        _check_text("json_schema", schema)
+        _check_text(name, schema)
     try:
         value = json.loads(schema, parse_constant=_refuse_constant) if isinstance(schema, str) else dict(schema)
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -92,7 +106,7 @@ def _canonical_schema(schema: str | Mapping[str, object]) -> str:
         raise InvalidRequestError(name, expected, str(error) or type(error).__name__) from None
     if not isinstance(value, dict) or _depth(value) > MAX_SCHEMA_DEPTH:
         raise InvalidRequestError(name, expected, text)
-    _check_text("json_schema", text)
+    _check_text(name, text)
     return text
 
 
@@ -112,13 +126,13 @@ def _depth(value: object) -> int:
     return depth
 
 
-def _checked_choices(choices: Sequence[str]) -> tuple[str, ...]:
+def _checked_choices(name: str, choices: Sequence[str]) -> tuple[str, ...]:
     expected = f"a list of 1 to {MAX_CHOICES} texts"
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not 0 < len(choices) <= MAX_CHOICES:
-        raise InvalidRequestError("structured_output.choice", expected, choices)
+        raise InvalidRequestError(name, expected, choices)
     for choice in choices:
-        _check_text("choice", choice)
+        _check_text(name, choice)
     size = sum(len(choice.encode()) for choice in choices)
     if size > MAX_STRUCTURED_BYTES:
-        raise InvalidRequestError("structured_output.choice", f"at most {MAX_STRUCTURED_BYTES} bytes", f"{size} bytes")
+        raise InvalidRequestError(name, f"at most {MAX_STRUCTURED_BYTES} bytes", f"{size} bytes")
     return tuple(dict.fromkeys(choices))

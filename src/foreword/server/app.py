@@ -12,6 +12,7 @@ from starlette.routing import Route
 from foreword.core.errors import ForewordError
 from foreword.server.anthropic.messages import message_routes
 from foreword.server.cache_routes import cache_routes
+from foreword.server.context import context_of
 from foreword.server.doctor_routes import doctor_routes
 from foreword.server.errors import ApiError, as_api_error, error_response
 from foreword.server.gate import Gate
@@ -55,7 +56,8 @@ def make_app(service: Service, *, hosts: Iterable[str] = ()) -> Gate:
             await service.close()
 
     async def refuse(request: Request, error: Exception) -> Response:
-        failure = as_api_error(error, retry_after_s=service.limits.retry_after_s)
+        names = context_of(request).names
+        failure = as_api_error(error, names=names, retry_after_s=service.limits.retry_after_s)
         return error_response(failure, request.scope["path"])
 
     async def refuse_http(request: Request, error: Exception) -> Response:

@@ -12,9 +12,8 @@ from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.types import TokenId
 from foreword.kv_cache.explain import MissCause, MissReport
-from foreword.server.context import asker_of
 from foreword.server.openai.logprobs import token_name
-from foreword.server.prompt_body import PromptBody, encoder
+from foreword.server.prompt_body import PromptBody, asker_for, encoder
 from foreword.server.prompts import Prompt
 from foreword.server.service import Service
 from foreword.server.sse import collect
@@ -38,7 +37,7 @@ def cache_routes(service: Service) -> list[Route]:
 
     async def warm(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
-        asker = asker_of(request, body.cache_salt)
+        asker = asker_for(request, body)
         encode, params = encoder(service, body, asker), SamplingParams(max_tokens=1)
         generation = await service.generate(lambda: [encode()], params, asker, prefill_only=True)
         await collect(generation, request)
@@ -48,14 +47,14 @@ def cache_routes(service: Service) -> list[Route]:
 
     async def query(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
-        asker = asker_of(request, body.cache_salt)
+        asker = asker_for(request, body)
         ids, namespace = _ids(await service.queued(encoder(service, body, asker))), asker.namespace
         cached = await service.engine.run(lambda engine: engine.query_cache(namespace, ids))
         return json_response({"prompt_tokens": len(ids), "cached_tokens": cached})
 
     async def explain(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
-        asker = asker_of(request, body.cache_salt)
+        asker = asker_for(request, body)
         ids, namespace = _ids(await service.queued(encoder(service, body, asker))), asker.namespace
         report = await service.engine.run(lambda engine: engine.explain_cache(namespace, ids))
         if service.emulation is not None and len(ids) < service.emulation.minimum(body.model):

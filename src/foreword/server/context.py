@@ -1,6 +1,7 @@
 """What is known of the request being answered, beside its body."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ class RequestContext:
     permit: Permit | None = None  # where the tenant has limits
     started: float = field(default_factory=time.monotonic)
     status: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)  # the client's, of fields the engine calls otherwise
     facts: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -43,6 +45,11 @@ def context_of(request: Request) -> RequestContext:
     context = request.scope[SCOPE_KEY]
     assert isinstance(context, RequestContext)
     return context
+
+
+def name_fields(request: Request, **names: str) -> None:
+    """Say what the client calls fields that errors of the engine have other names for."""
+    context_of(request).names = names
 
 
 def tenant_of(request: Request) -> Tenant:

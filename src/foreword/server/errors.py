@@ -1,5 +1,6 @@
 """What can go wrong on the wire, and how each dialect says it."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ class ClientGoneError(ForewordError):
     """Nobody is there to read the answer."""
 
 
+NO_NAMES: Mapping[str, str] = {}
 Dialect = Callable[[ApiError], dict[str, object]]
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -83,21 +85,26 @@ def error_response(error: ApiError, path: str) -> Response:
     return Response(body, error.status, dict(error.headers), "application/json")
 
 
-def as_api_error(error: BaseException, *, param: str | None = None, retry_after_s: int = 1) -> ApiError:
+def as_api_error(
+    error: BaseException, *, param: str | None = None, names: Mapping[str, str] = NO_NAMES, retry_after_s: int = 1
+) -> ApiError:
     """What a client is told of any error; of one that isn't foreword's own only that it happened.
 
-    `param` names the request's field where the error itself does not.
+    `param` is the request's field that is to blame, where the error can't know it; `names` are what the client calls
+    fields that the engine has its own names for.
     """
     retry = {"retry-after": str(retry_after_s)}
     match error:
         case ApiError():
             return error
         case InvalidRequestError():
-            return ApiError(400, cut(str(error)), param or error.field)
+            named = InvalidRequestError(param or _renamed(error.field, names), error.expected, error.got)
+            return ApiError(400, cut(str(named)), named.field)
         case CapacityError():
             return ApiError(400, cut(str(error)), param, "context_length_exceeded")
         case ConstraintError():
-            return ApiError(400, cut(str(error)), param, "constraint_failed")
+            reason = str(error).removeprefix("structured_output: ")
+            return ApiError(400, cut(f"the answer can't go on in its form: {reason}"), param, "constraint_failed")
         case QueueFullError():
             return ApiError(429, "too many requests wait; try again later", None, "rate_limit_exceeded", retry)
         case QueueTimeoutError():
@@ -109,6 +116,12 @@ def as_api_error(error: BaseException, *, param: str | None = None, retry_after_
         case ForewordError():
             return ApiError(500, "the engine failed on this request", None, "engine_error")
     return ApiError(500, "internal error", None, "internal_error")
+
+
+def _renamed(field: str, names: Mapping[str, str]) -> str:
+    """A field as the client calls it; what lies below one that is called otherwise isn't told, as it may differ."""
+    root = re.split(r"[.\[]", field, maxsplit=1)[0]
+    return names.get(root, field)
 
 
 def unsupported(name: str) -> ApiError:

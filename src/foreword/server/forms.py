@@ -82,17 +82,22 @@ def structured_output(
     if wanted is not None and is_formatted:
         raise InvalidRequestError("structured_outputs", "none beside a response_format", "both")
     if wanted is not None:
-        return _named(
-            "structured_outputs",
-            json_object=bool(wanted.json_object),
-            json_schema=wanted.json,
-            regex=wanted.regex,
-            grammar=wanted.grammar,
-            choice=wanted.choice,
-        )
+        return _structured_outputs(wanted)
     if isinstance(response_format, SchemaFormat) and response_format.json_schema.schema is not None:
-        return _named("response_format", json_schema=response_format.json_schema.schema)
-    return StructuredOutput(json_object=True) if is_formatted else None
+        return StructuredOutput(
+            json_schema=response_format.json_schema.schema, origin="response_format.json_schema.schema"
+        )
+    return StructuredOutput(json_object=True, origin="response_format") if is_formatted else None
+
+
+def _structured_outputs(wanted: StructuredOutputs) -> StructuredOutput:
+    given = {name: value for name in wanted.__struct_fields__ if (value := getattr(wanted, name)) not in (None, False)}
+    if len(given) != 1:
+        expected = f"exactly one of {', '.join(wanted.__struct_fields__)}"
+        raise InvalidRequestError("structured_outputs", expected, sorted(given) or "none")
+    ((name, value),) = given.items()
+    kind = "json_schema" if name == "json" else name
+    return StructuredOutput(origin=f"structured_outputs.{name}", **{kind: value})
 
 
 def response_text_format(text_format: ResponseTextFormat | None) -> StructuredOutput | None:
@@ -104,8 +109,8 @@ def response_text_format(text_format: ResponseTextFormat | None) -> StructuredOu
     if text_format is None or isinstance(text_format, TextFormat):
         return None
     if isinstance(text_format, FlatSchemaFormat):
-        return _named("text.format", json_schema=text_format.schema)
-    return StructuredOutput(json_object=True)
+        return StructuredOutput(json_schema=text_format.schema, origin="text.format.schema")
+    return StructuredOutput(json_object=True, origin="text.format")
 
 
 def output_format(config: OutputConfig | None) -> StructuredOutput | None:
@@ -116,12 +121,4 @@ def output_format(config: OutputConfig | None) -> StructuredOutput | None:
     """
     if config is None or config.format is None:
         return None
-    return _named("output_config.format", json_schema=config.format.schema)
-
-
-def _named(field: str, **kinds: Any) -> StructuredOutput:
-    """The form, with the client's own field named in what is wrong with it."""
-    try:
-        return StructuredOutput(**kinds)
-    except InvalidRequestError as error:
-        raise InvalidRequestError(field, error.expected, error.got) from None
+    return StructuredOutput(json_schema=config.format.schema, origin="output_config.format.schema")

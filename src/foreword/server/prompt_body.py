@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import msgspec
+from starlette.requests import Request
 
-from foreword.server.context import Asker
+from foreword.server.context import Asker, asker_of, name_fields
 from foreword.server.errors import ApiError
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.schema import ChatMessage
@@ -45,6 +46,13 @@ class PromptBody(msgspec.Struct, kw_only=True):
             ApiError, InvalidRequestError: 400.
         """
         return ToolUse(tools_of(self.tools)).as_json()
+
+
+def asker_for(request: Request, body: PromptBody) -> Asker:
+    """Who asks, and where prefixes are shared; errors of the request will name the field that was given."""
+    given = "prompt" if body.messages is None else "messages"
+    name_fields(request, prompt=given, chat_template="messages")
+    return asker_of(request, body.cache_salt)
 
 
 def encoder(service: Service, body: PromptBody, asker: Asker) -> Callable[[], Prompt]:

@@ -17,7 +17,7 @@ from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import RequestOutput, ScoreOutput
 from foreword.llm.readings import as_pairs, ranked, relevance
 from foreword.server.account import Account
-from foreword.server.context import asker_of
+from foreword.server.context import asker_of, name_fields
 from foreword.server.prompts import Prompt
 from foreword.server.rerank_schema import PromptFields, RerankRequest, ScoreRequest
 from foreword.server.service import Service
@@ -36,6 +36,7 @@ def rerank_routes(service: Service) -> list[Route]:
     async def rerank(request: Request) -> Response:
         body = await service.bodies.read(request, rerank_decoder)
         service.check_model(body.model)
+        name_fields(request, prompt="documents", chat_template="documents")
         texts = body.texts()
         scores, account = await _score(service, request, body, [(body.query, text) for text in texts])
         output = ranked(scores, body.top_n)
@@ -61,7 +62,11 @@ def rerank_routes(service: Service) -> list[Route]:
     async def score(request: Request) -> Response:
         body = await service.bodies.read(request, score_decoder)
         service.check_model(body.model)
-        scores, account = await _score(service, request, body, as_pairs(*body.texts()))
+        first, second = body.pair()
+        named = {"query": first, "text_1": first, "text_2": second}
+        name_fields(request, **named, **dict.fromkeys(("prompt", "documents", "chat_template"), second))
+        pairs = as_pairs(getattr(body, first), getattr(body, second))
+        scores, account = await _score(service, request, body, pairs)
         answer = {
             "id": f"embd-{secrets.token_hex(16)}",
             "object": "list",

@@ -87,8 +87,8 @@ class ScoreRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
     data_1: Texts | None = None
     data_2: Texts | None = None
 
-    def texts(self) -> tuple[Texts, Texts]:
-        """Queries and documents.
+    def pair(self) -> tuple[str, str]:
+        """The fields that have queries and documents.
 
         Raises:
             ApiError: 400, not exactly one pair of fields.
@@ -96,6 +96,6 @@ class ScoreRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
         given = {name for pair in SCORE_PAIRS for name in pair if getattr(self, name) is not None}
         for first, second in SCORE_PAIRS:
             if given == {first, second}:
-                return getattr(self, first), getattr(self, second)
+                return first, second
         pairs = ", ".join(f"{first} and {second}" for first, second in SCORE_PAIRS)
         raise ApiError(400, f"text_1: expected one of these pairs: {pairs}", "text_1")

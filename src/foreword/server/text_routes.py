@@ -5,10 +5,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from foreword.server.context import asker_of
+from foreword.server.context import name_fields
 from foreword.server.errors import ApiError
 from foreword.server.openai.logprobs import token_name
-from foreword.server.prompt_body import PromptBody, encoder
+from foreword.server.prompt_body import PromptBody, asker_for, encoder
 from foreword.server.service import Service
 from foreword.server.status_routes import json_response
 
@@ -40,7 +40,7 @@ def text_routes(service: Service) -> list[Route]:
 
     async def tokenize(request: Request) -> Response:
         body = await service.bodies.read(request, tokenize_decoder)
-        ids = (await service.queued(encoder(service, body, asker_of(request, body.cache_salt)))).token_ids
+        ids = (await service.queued(encoder(service, body, asker_for(request, body)))).token_ids
         if isinstance(body.prompt, str) and not body.add_special_tokens:
             text = body.prompt  # checked in length by the encoder
             ids = await service.off_loop(lambda: tokenizer.encode(text, add_special_tokens=False))
@@ -61,6 +61,7 @@ def text_routes(service: Service) -> list[Route]:
         body = await service.bodies.read(request, template_decoder)
         service.check_model(body.model)
         messages = body.template_messages()
+        name_fields(request, chat_template="messages")
         if messages is None:
             raise ApiError(400, "messages: expected messages", "messages")
         tools, add = body.template_tools(), body.add_generation_prompt

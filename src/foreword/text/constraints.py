@@ -7,6 +7,7 @@ in whatever way the tokenizer itself would have cut the text. So no text is ever
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,8 @@ MAX_GRAMMAR_SYMBOLS = 100_000
 
 MAX_INDENT = 32
 _WHITE_SPACE = rf"[ ]|\n[ ]{{0,{MAX_INDENT}}}"
+_PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
+_CAUSE = re.compile(r"^error: (.{1,200})$", re.MULTILINE)  # of the library for regular expressions
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
@@ -120,6 +123,8 @@ class ConstraintCompiler:
             self._vocabulary = _vocabulary(self._tokenizer)
         matcher = LLMatcher(self._vocabulary, _grammar(wanted), log_level=0, limits=_limits())
         if matcher.is_error():
+            for part in wanted.parts:
+                self._compile(part)  # says which of them it is
             raise _refusal(wanted, matcher.get_error())
         try:
             constraint = GrammarConstraint(matcher)
@@ -179,14 +184,23 @@ def _grammar(wanted: StructuredOutput) -> str:
     """As Lark."""
     if wanted.kind == "grammar":
         return wanted.source + "\n" + _NO_FORCING
+    return f"{_NO_FORCING}start: {form_rule(wanted)}"
+
+
+def form_rule(wanted: StructuredOutput) -> str:
+    """What a form that is no grammar of its own is in Lark: the right side of a rule.
+
+    Raises:
+        InvalidRequestError: it says of itself what is the server's to say.
+    """
     if wanted.kind == "regex":
         from llguidance import regex_to_lark
 
-        return f"{_NO_FORCING}start: /{regex_to_lark(wanted.source, '')}/"
+        return f"/{regex_to_lark(wanted.source, '')}/"
     if wanted.kind == "choice":
         choices: Sequence[str] = wanted.choice or ()
-        return f"{_NO_FORCING}start: {' | '.join(json.dumps(choice) for choice in choices)}"
-    return f"{_NO_FORCING}start: %json {_with_options(wanted)}"
+        return " | ".join(json.dumps(choice) for choice in choices)
+    return f"%json {_with_options(wanted)}"
 
 
 def _with_options(wanted: StructuredOutput) -> str:
@@ -223,5 +237,14 @@ def _first_line(text: str) -> str:
 
 
 def _refusal(wanted: StructuredOutput, reason: str) -> InvalidRequestError:
-    field = f"structured_output.{wanted.kind}"
-    return InvalidRequestError(field, f"one that can be enforced ({_first_line(reason)})", wanted.source)
+    source = wanted.source if not wanted.parts else " and ".join(part.source for part in wanted.parts)
+    return InvalidRequestError(wanted.name, f"one that can be enforced ({_reason(wanted, reason)})", source)
+
+
+def _reason(wanted: StructuredOutput, text: str) -> str:
+    """What the library has to say, on one line: its own place in a grammar that isn't the caller's says nothing."""
+    cause = _CAUSE.search(text)
+    if cause is not None:
+        return f"invalid regex: {cause[1]}"
+    line = _first_line(text)
+    return line if wanted.kind == "grammar" else _PLACE.sub("", line)

@@ -16,7 +16,7 @@ from foreword.server.anthropic.schema import Conversation, CountRequest, Message
 from foreword.server.anthropic.tools import tool_block
 from foreword.server.cache_policy.diagnostics import RequestMemory
 from foreword.server.call_reading import CallReader, CallReading
-from foreword.server.context import Asker, asker_of
+from foreword.server.context import Asker, asker_of, name_fields
 from foreword.server.errors import ApiError, anthropic_body
 from foreword.server.generation import Generation, Piece
 from foreword.server.prompts import Prompt
@@ -29,6 +29,8 @@ from foreword.text.early_calls import ToolCallDelta
 from foreword.text.partial_json import completed_object
 from foreword.text.tools import ToolCall
 
+FIELD_NAMES = {"prompt": "messages", "chat_template": "messages", "stop": "stop_sequences"}
+
 
 def message_routes(service: Service) -> list[Route]:
     """The routes, bound to a service."""
@@ -38,6 +40,7 @@ def message_routes(service: Service) -> list[Route]:
 
     async def messages(request: Request) -> Response:
         body = await service.bodies.read(request, message_decoder)
+        name_fields(request, **FIELD_NAMES)
         service.check_model(body.model)
         asker, template = asker_of(request, body.cache_salt), service.prompts.chat_template
         params, use = await service.digest(request, lambda: params_and_tools(body, template))
@@ -69,6 +72,7 @@ def message_routes(service: Service) -> list[Route]:
 
     async def count_tokens(request: Request) -> Response:
         body = await service.bodies.read(request, count_decoder)
+        name_fields(request, **FIELD_NAMES)
         service.check_model(body.model)
         await service.digest(request, body.check)
         prompt = await service.queued(_encoder(service, body, asker_of(request, body.cache_salt)))

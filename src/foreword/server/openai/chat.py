@@ -13,7 +13,7 @@ from starlette.routing import Route
 from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import PositionLogprobs
 from foreword.server.call_reading import CallReader, CallReading
-from foreword.server.context import asker_of
+from foreword.server.context import asker_of, name_fields
 from foreword.server.errors import ApiError, openai_body
 from foreword.server.generation import Generation, Piece
 from foreword.server.openai.caching import with_cache
@@ -41,6 +41,7 @@ def chat_routes(service: Service) -> list[Route]:
     async def chat(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
         service.check_model(body.model)
+        name_fields(request, prompt="messages", chat_template="messages", max_tokens=body.limit[0])
         asker, kwargs, template = (
             asker_of(request, body.cache_salt),
             body.chat_template_kwargs,

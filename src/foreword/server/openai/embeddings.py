@@ -11,7 +11,7 @@ from starlette.routing import Route
 from foreword.core.probe import Reading
 from foreword.core.sampling_params import SamplingParams
 from foreword.llm.readings import EMBEDDING, check_dimensions, embedding
-from foreword.server.context import asker_of
+from foreword.server.context import asker_of, name_fields
 from foreword.server.errors import ApiError
 from foreword.server.limits import MAX_INPUTS
 from foreword.server.service import Service
@@ -60,6 +60,7 @@ def embedding_routes(service: Service) -> list[Route]:
     async def embed(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
         service.check_model(body.model)
+        name_fields(request, prompt="input")
         check_salt(body.cache_salt)
         check_dimensions(body.dimensions, service.loaded.model.config.hidden_size)
         prompts = body.prompts(service.max_model_len)
