@@ -9,7 +9,7 @@ import pytest
 from foreword.core.errors import InvalidRequestError
 from foreword.core.structured_output import StructuredOutput
 from foreword.core.types import TokenId
-from foreword.text.constraints import ConstraintCompiler
+from foreword.text.constraints import ConstraintCompiler, form_rule
 from foreword.text.tool_calls import parse_tool_calls
 from foreword.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolFormat
 from foreword.text.tool_grammar import calls_grammar, text_or_calls_grammar
@@ -112,6 +112,46 @@ def test_beside_text_a_call_that_has_begun_is_held_to_its_schema(text: str, expe
 )
 def test_other_formats_do_the_same(form: ToolFormat, text: str, expected: bool) -> None:
     assert accepts(text_or_calls_grammar(form, TOOLS, opener_id=None), text) is expected
+
+
+FORM = StructuredOutput(
+    json_schema={"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": False}
+)
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, LLAMA3])
+def test_beside_a_form_an_answer_has_it_or_is_calls(form: ToolFormat, special: bool) -> None:
+    grammar = calls_grammar(
+        form, TOOLS, opener_id=OPENER_ID if special else None, is_parallel=True, answer=form_rule(FORM)
+    )
+
+    kinds = set()
+    for seed in range(12):
+        text, _ = drawn(form, grammar, special, seed)
+        parts = parse_tool_calls(text, form, NAMES)
+        is_call = all(isinstance(part, ToolCall) for part in parts)
+        kinds.add(is_call)
+        assert is_call or json.loads(text) in ({}, {"a": 1})
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "expected"),
+    [
+        ({"regex": "a+"}, "aaa", True),
+        ({"regex": "a+"}, "ab", False),
+        ({"choice": ["yes", "no"]}, "no", True),
+        ({"choice": ["yes", "no"]}, f"<tool_call>\n{CITY_CALL}\n</tool_call>", True),
+        ({"choice": ["yes", "no"]}, f"no<tool_call>\n{CITY_CALL}\n</tool_call>", False),
+        ({"json_object": True}, '{"b": [1, 2]}', True),
+        ({"json_object": True}, "[", False),
+    ],
+)
+def test_any_form_but_a_grammar_can_stand_beside_calls(wanted: dict[str, Any], text: str, expected: bool) -> None:
+    rule = form_rule(StructuredOutput(**wanted))
+
+    assert accepts(calls_grammar(HERMES, TOOLS, opener_id=None, is_parallel=False, answer=rule), text) is expected
 
 
 def test_special_openers_open_calls_in_text() -> None:

@@ -10,6 +10,7 @@ from foreword.core.structured_output import StructuredOutput
 from foreword.server.call_reading import CallReading
 from foreword.server.errors import ApiError
 from foreword.text.chat_template import ChatTemplate
+from foreword.text.constraints import form_rule
 from foreword.text.tool_grammar import calls_grammar, text_or_calls_grammar
 from foreword.text.tools import Tool, check_tools
 
@@ -30,6 +31,7 @@ class ToolUse:
     mode: ToolMode = "auto"
     names: frozenset[str] | None = None  # only these; None for all
     is_parallel: bool = True  # more than one call in an answer
+    has_form: bool = False  # an answer that is no call has a form of its own
 
     def __post_init__(self) -> None:
         check_tools(self.tools)
@@ -66,30 +68,44 @@ class ToolUse:
 
     @property
     def is_held(self) -> bool:
-        """True when calls are held to a grammar: where one is required, or a tool is strict."""
-        return self.mode == "required" or any(tool.strict for tool in self.allowed)
+        """True when what begins like a call must become one: where one is required, or a tool is strict.
+
+        Beside a form it need not: in a format without opener an answer of the form may begin like a call.
+        """
+        return self.mode == "required" or (not self.has_form and any(tool.strict for tool in self.allowed))
 
     def constrained(self, params: SamplingParams, template: ChatTemplate) -> SamplingParams:
         """The parameters that hold the answer to calls.
 
-        All of it where a call is required; each call, once it begins, where a tool is strict.
+        All of it where a call is required; each call, once it begins, where a tool is strict. Where another form is
+        asked for too, the answer has that form, or is calls.
 
         Raises:
             ApiError, InvalidRequestError: 400, a schema that can't be enforced, or two wishes that contradict.
         """
-        reading = self.reading(template)
+        reading, form = self.reading(template), params.structured_output
         if reading is None:
             return params
-        if params.structured_output is not None:
-            raise ApiError(400, "tools: an answer that may be a call can't have another form", "tools")
+        if self.mode == "required":
+            return replace(params, structured_output=self._calls(reading))
+        if form is not None:
+            return replace(params, structured_output=self._form_or_calls(reading, form))
         if not self.is_held:
             return params
-        form, opener_id = reading.form, reading.opener_id
-        if self.mode == "required":
-            grammar = calls_grammar(form, self.allowed, opener_id=opener_id, is_parallel=self.is_parallel)
-        else:
-            grammar = text_or_calls_grammar(form, self.allowed, opener_id=opener_id)
-        return replace(params, structured_output=StructuredOutput(grammar=grammar))
+        grammar = text_or_calls_grammar(reading.form, self.allowed, opener_id=reading.opener_id)
+        return replace(params, structured_output=StructuredOutput(grammar=grammar, origin="tools"))
+
+    def _calls(self, reading: CallReading, answer: str | None = None) -> StructuredOutput:
+        grammar = calls_grammar(
+            reading.form, self.allowed, opener_id=reading.opener_id, is_parallel=self.is_parallel, answer=answer
+        )
+        return StructuredOutput(grammar=grammar, origin="tools")
+
+    def _form_or_calls(self, reading: CallReading, form: StructuredOutput) -> StructuredOutput:
+        if form.kind == "grammar":
+            told = f"{form.name}: not together with tools that may be called, whose grammar is another"
+            raise ApiError(400, told, form.name)
+        return replace(self._calls(reading, form_rule(form)), parts=(form, self._calls(reading)))
 
 
 class ToolBody(Protocol):
@@ -112,7 +128,8 @@ def params_and_tools(body: ToolBody, template: ChatTemplate) -> tuple[SamplingPa
         ApiError, InvalidRequestError: 400.
     """
     body.check()
-    params, use = body.sampling_params(), body.tool_use()
+    params = body.sampling_params()
+    use = replace(body.tool_use(), has_form=params.structured_output is not None)
     return use.constrained(params, template), use
 
 

@@ -16,24 +16,27 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _ANY_TEXT = "TEXT: /(.|\\n)*/\n"
 
 
-def calls_grammar(form: ToolFormat, tools: Sequence[Tool], *, opener_id: int | None, is_parallel: bool) -> str:
-    """An answer that is one call, or several, and nothing else.
+def calls_grammar(
+    form: ToolFormat, tools: Sequence[Tool], *, opener_id: int | None, is_parallel: bool, answer: str | None = None
+) -> str:
+    """An answer that is one call, or several, and nothing else; or, with a rule for it, an answer of that form.
 
     `opener_id` is the format's opener where it is a special token, which no text can stand for.
 
     Raises:
         InvalidRequestError: a tool's parameters aren't a schema of an object.
     """
+    start, rules = ("start: ", "") if answer is None else ("start: answer | ", f"answer: {answer}\n")
     if form is LLAMA3:
-        start = "start: call\n"  # its templates know one call a message
+        start += "call\n"  # its templates know one call a message
     elif form is MISTRAL:
         more = ' (", " call)*' if is_parallel else ""
-        start = f'start: {_opener(form, opener_id)} " [" call{more} "]"\n'
+        start += f'{_opener(form, opener_id)} " [" call{more} "]"\n'
     else:
         tagged = _tagged(form, _opener(form, opener_id))
         more = ' ("\\n" tagged)*' if is_parallel else ""
-        start = f"start: tagged{more}\ntagged: {tagged}\n"
-    return start + _calls(form, tools)
+        start += f"tagged{more}\ntagged: {tagged}\n"
+    return start + rules + _calls(form, tools)
 
 
 def text_or_calls_grammar(form: ToolFormat, tools: Sequence[Tool], *, opener_id: int | None) -> str:
@@ -64,10 +67,11 @@ def _opener(form: ToolFormat, opener_id: int | None) -> str:
 
 
 def _calls(form: ToolFormat, tools: Sequence[Tool]) -> str:
+    """A rule for any call. Its brace stands alone: lexemes are taken as long as can be, and an answer may begin so."""
     rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}\n"]
     for index, tool in enumerate(tools):
-        before = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{form.arguments_key}": ')
-        rules.append(f'call_{index}: {before} %json {_schema(tool)} "}}"\n')
+        before = json.dumps(f'"name": {json.dumps(tool.name)}, "{form.arguments_key}": ')
+        rules.append(f'call_{index}: "{{" {before} %json {_schema(tool)} "}}"\n')
     return "".join(rules)
 
 

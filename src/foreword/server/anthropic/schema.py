@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.server.anthropic.cache_control import SYSTEM, CacheControl, Slot, resolve_breakpoints
-from foreword.server.anthropic.tools import NoChoice, ToolChoice, tool_slots, tool_use
+from foreword.server.anthropic.tools import ToolChoice, tool_slots, tool_use
 from foreword.server.errors import ApiError, unsupported
 from foreword.server.forms import OutputConfig, output_format
 from foreword.server.limits import MAX_MESSAGES
@@ -138,11 +138,9 @@ class Conversation(msgspec.Struct, kw_only=True):
             raise unsupported("output_config.effort")
         if config is None or config.format is None:
             return
-        has_tools = bool(self.tools) and not isinstance(self.tool_choice, NoChoice)
-        for given, what in ((has_tools, "tools that may be called"), (self._has_prefill, "a last turn that begins it")):
-            if given:
-                name = "output_config.format"
-                raise ApiError(400, f"{name}: not together with {what}", name)
+        if self._has_prefill:
+            name = "output_config.format"
+            raise ApiError(400, f"{name}: not together with a last turn that begins it", name)
 
     def tool_use(self) -> ToolUse:
         """What is said of tools.

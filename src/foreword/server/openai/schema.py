@@ -204,11 +204,15 @@ class ChatRequest(TextFields, kw_only=True, forbid_unknown_fields=True):
         if self.prewarms and (self.stream or (self.n or 1) > 1):
             name = "prompt_cache_options.prewarm"
             raise ApiError(400, f"{name}: there is no answer to stream, or to give several of", name)
-        has_tools = bool(self.tools) and self.tool_choice != "none"
-        if has_tools and self.structured_output() is not None:
-            raise ApiError(400, "response_format: not together with tools that may be called", "response_format")
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs: only allowed when logprobs is true", "top_logprobs")
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """Most tokens of an answer, and the field that says so."""
+        if self.max_completion_tokens is None:
+            return "max_tokens", self.max_tokens
+        return "max_completion_tokens", self.max_completion_tokens
 
     @property
     def prewarms(self) -> bool:
@@ -233,8 +237,7 @@ class ChatRequest(TextFields, kw_only=True, forbid_unknown_fields=True):
 
     def sampling_params(self) -> SamplingParams:
         """The engine's parameters."""
-        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        name, limit = self.limit
         if limit == 0:
             raise ApiError(400, f"{name}: expected at least 1", name)
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
