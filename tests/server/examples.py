@@ -81,6 +81,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         _with_model(input="hi", max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=1),
         _with_model(input="hi", max_output_tokens=9, text={"format": {"type": "json_object"}}, metadata={"a": "b"}),
     ],
+    "/v1/responses/input_tokens": [{"input": "hi"}, _with_model(input=CALLED_ITEMS, instructions="Be.")],
     "/v1/embeddings": [
         _with_model(input="hi"),
         _with_model(input=["a", "b"], encoding_format="base64", dimensions=4),

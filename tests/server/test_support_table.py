@@ -12,12 +12,20 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
 from foreword.server.anthropic.schema import MESSAGES_IGNORED, MESSAGES_REFUSED, CountRequest, MessagesRequest
 from foreword.server.app import all_routes
 from foreword.server.openai.embeddings import EmbeddingRequest
-from foreword.server.openai.responses_schema import RESPONSES_IGNORED, RESPONSES_REFUSED, ResponsesRequest
+from foreword.server.openai.responses_schema import (
+    INPUT_TOKENS_IGNORED,
+    INPUT_TOKENS_REFUSED,
+    RESPONSES_IGNORED,
+    RESPONSES_REFUSED,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from foreword.server.openai.schema import CHAT_IGNORED, CHAT_REFUSED, ChatRequest, CompletionRequest
 from foreword.server.rerank_schema import RERANK_IGNORED, RERANK_REFUSED, RerankRequest, ScoreRequest
 from tests.server.conftest import LiveServer
@@ -27,6 +35,12 @@ ENDPOINTS: dict[str, tuple[type[msgspec.Struct], type, tuple[str, ...], tuple[st
     "/v1/chat/completions": (ChatRequest, ChatParams, CHAT_IGNORED, CHAT_REFUSED),
     "/v1/completions": (CompletionRequest, CompletionParams, ("user",), ("suffix", "use_beam_search")),
     "/v1/responses": (ResponsesRequest, ResponseParams, RESPONSES_IGNORED, RESPONSES_REFUSED),
+    "/v1/responses/input_tokens": (
+        InputTokensRequest,
+        InputTokenCountParams,
+        INPUT_TOKENS_IGNORED,
+        INPUT_TOKENS_REFUSED,
+    ),
     "/v1/embeddings": (EmbeddingRequest, EmbeddingCreateParams, ("user",), ()),
     "/rerank": (RerankRequest, type(None), RERANK_IGNORED, RERANK_REFUSED),
     "/score": (ScoreRequest, type(None), ("user",), ()),

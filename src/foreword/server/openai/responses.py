@@ -8,12 +8,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from foreword.server.cache_policy.diagnostics import RequestMemory
-from foreword.server.context import asker_of, tenant_of
+from foreword.server.context import asker_of, name_fields, tenant_of
 from foreword.server.errors import ApiError, unsupported
 from foreword.server.openai.responses_answer import ResponseAnswer, ResponseWriter
 from foreword.server.openai.responses_diagnosis import diagnose
-from foreword.server.openai.responses_prompt import make_prompt
-from foreword.server.openai.responses_schema import ResponsesRequest
+from foreword.server.openai.responses_prompt import count_tokens, make_prompt
+from foreword.server.openai.responses_schema import InputTokensRequest, ResponsesRequest
 from foreword.server.openai.responses_store import ResponseStore, StoredResponse, items_of
 from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
@@ -23,16 +23,26 @@ from foreword.server.status_routes import json_response
 from foreword.server.tool_use import params_and_tools
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
+FIELD_NAMES = {
+    "messages": "input",
+    "prompt": "input",
+    "chat_template": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+}
+"""Of the engine, and of chat, which a request for a response becomes."""
 
 
 def response_routes(service: Service) -> list[Route]:
     """The routes, bound to a service."""
     store = ResponseStore(service.stored_responses)
     decoder, memory = msgspec.json.Decoder(ResponsesRequest), RequestMemory()
+    count_decoder = msgspec.json.Decoder(InputTokensRequest)
 
     async def create(request: Request) -> Response:
         body = await service.bodies.read(request, decoder)
         service.check_model(body.model)
+        name_fields(request, **FIELD_NAMES)
         asker, template = asker_of(request, body.cache_salt), service.prompts.chat_template
         params, use = await service.digest(request, lambda: params_and_tools(body, template))
         chain = store.chain(asker.tenant.domain, body.previous_response_id)
@@ -72,6 +82,24 @@ def response_routes(service: Service) -> list[Route]:
             raise unsupported("stream")
         return json_response(msgspec.Raw(stored.response))
 
+    async def input_tokens(request: Request) -> Response:
+        body = (await service.bodies.read(request, count_decoder)).as_request(service.names[0])
+        service.check_model(body.model)
+        name_fields(request, **FIELD_NAMES)
+        asker = asker_of(request, body.cache_salt)
+        chain = store.chain(asker.tenant.domain, body.previous_response_id)
+        count = await service.queued(lambda: count_tokens(service, body, asker, chain))
+        return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+    async def cancel(request: Request) -> Response:
+        store.find(tenant_of(request).domain, request.path_params["response_id"])
+        told = "background: not supported by this server, so a stored response has ended and can't be cancelled"
+        raise ApiError(400, told, "background", "unsupported_parameter")
+
+    async def compact(request: Request) -> Response:
+        told = "compact: not supported by this server; with truncation auto a response drops what there is no room for"
+        raise ApiError(400, told, None, "unsupported_parameter")
+
     async def input_items(request: Request) -> Response:
         domain, response_id = tenant_of(request).domain, request.path_params["response_id"]
         store.find(domain, response_id)
@@ -80,6 +108,9 @@ def response_routes(service: Service) -> list[Route]:
 
     return [
         Route("/v1/responses", create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", input_tokens, methods=["POST"]),
+        Route("/v1/responses/compact", compact, methods=["POST"]),
+        Route("/v1/responses/{response_id}/cancel", cancel, methods=["POST"]),
         Route("/v1/responses/{response_id}", one, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/input_items", input_items, methods=["GET"]),
     ]

@@ -33,7 +33,26 @@ def make_prompt(
     Raises:
         ApiError, InvalidRequestError: it can't be, or is longer than the context.
     """
-    known, own = conversation(chain), own_items(body)
+    own = own_items(body)
+    chat = _chat(service, body, asker, chain, own)
+    answer.input_items = msgspec.json.encode(listed_items(own))
+    return with_cache(service, chat, asker, _encoded(service, chat, asker))
+
+
+def count_tokens(service: Service, body: ResponsesRequest, asker: Asker, chain: Sequence[StoredResponse]) -> int:
+    """Tokens of the prompt that a request would have. For `off_loop`.
+
+    Raises:
+        ApiError, InvalidRequestError: it can't be, or is longer than the context.
+    """
+    return len(_encoded(service, _chat(service, body, asker, chain, own_items(body)), asker).token_ids)
+
+
+def _chat(
+    service: Service, body: ResponsesRequest, asker: Asker, chain: Sequence[StoredResponse], own: Sequence[InputItem]
+) -> ChatRequest:
+    """The conversation as chat has it, without what there is no room for if that is to be dropped."""
+    known = conversation(chain)
     messages = chat_messages([*known, *own], len(known))
     if body.instructions is not None:
         messages.insert(0, ChatMessage("system", body.instructions))
@@ -46,10 +65,7 @@ def make_prompt(
         prompt_cache_options=body.prompt_cache_options,
         prompt_cache_retention=body.prompt_cache_retention,
     )
-    answer.input_items = msgspec.json.encode(listed_items(own))
-    if body.truncation == "auto":
-        chat = _fitting(service, chat, asker, body.max_output_tokens)
-    return with_cache(service, chat, asker, _encoded(service, chat, asker))
+    return _fitting(service, chat, asker, body.max_output_tokens) if body.truncation == "auto" else chat
 
 
 def _encoded(service: Service, chat: ChatRequest, asker: Asker) -> Prompt:

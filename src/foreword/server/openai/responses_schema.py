@@ -28,6 +28,9 @@ RESPONSES_IGNORED = (
 )
 RESPONSES_REFUSED = ("background", "background_options", "context_management", "conversation", "prompt", "reasoning")
 
+INPUT_TOKENS_IGNORED = ("parallel_tool_calls", "text")
+INPUT_TOKENS_REFUSED = ("conversation", "personality", "reasoning")
+
 LOGPROBS = "message.output_text.logprobs"
 Included = Literal[
     "code_interpreter_call.outputs",
@@ -49,6 +52,42 @@ class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
 
     format: ResponseTextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class InputTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/responses/input_tokens`: the fields of a request for a response that its prompt depends on."""
+
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    previous_response_id: ResponseId | None = None
+    tools: ResponseTools | None = None
+    tool_choice: ResponseToolChoice | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
+    cache_salt: str | None = None  # ours
+
+    parallel_tool_calls: bool | None = None
+    text: Any = None
+
+    conversation: Any = None
+    personality: Any = None
+    reasoning: Any = None
+
+    def as_request(self, default_model: str) -> "ResponsesRequest":
+        """The request whose prompt is to be counted, checked.
+
+        Raises:
+            ApiError, InvalidRequestError: 400 with the field's name.
+        """
+        if self.personality is not None:
+            raise unsupported("personality")
+        left_out = {*INPUT_TOKENS_IGNORED, "personality", "model"}
+        given = {name: getattr(self, name) for name in self.__struct_fields__ if name not in left_out}
+        request = ResponsesRequest(model=self.model or default_model, **given)
+        request.check()
+        request.tool_use()
+        return request
 
 
 class ResponsesRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):

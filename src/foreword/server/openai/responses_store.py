@@ -76,7 +76,7 @@ class ResponseStore:
         while response_id is not None:
             stored = self._find(tenant, response_id)
             if stored is None or len(found) >= MAX_ITEMS:
-                told = "no response of this id, or of one that it continues, is stored here"
+                told = "previous_response_id: no response of this id, or of one that it continues, is stored here"
                 raise ApiError(400, told, "previous_response_id", "previous_response_not_found")
             found.append(stored)
             response_id = stored.previous_id
@@ -101,7 +101,9 @@ def conversation(chain: Sequence[StoredResponse]) -> list[InputItem]:
     """
     raw = [item for stored in chain for item in items_of(stored)]
     if len(raw) > MAX_ITEMS:
-        raise ApiError(400, f"the conversation has more than {MAX_ITEMS} items", "previous_response_id")
+        raise ApiError(
+            400, f"previous_response_id: the conversation has more than {MAX_ITEMS} items", "previous_response_id"
+        )
     return [_item_decoder.decode(item) for item in raw]
 
 

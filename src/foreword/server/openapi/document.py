@@ -12,7 +12,14 @@ import msgspec
 from foreword import __version__
 from foreword.server.anthropic.schema import MESSAGES_IGNORED, MESSAGES_REFUSED, CountRequest, MessagesRequest
 from foreword.server.errors import Dialect, anthropic_body, cohere_body, dialect_of
-from foreword.server.openai.responses_schema import RESPONSES_IGNORED, RESPONSES_REFUSED, ResponsesRequest
+from foreword.server.openai.responses_schema import (
+    INPUT_TOKENS_IGNORED,
+    INPUT_TOKENS_REFUSED,
+    RESPONSES_IGNORED,
+    RESPONSES_REFUSED,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from foreword.server.openai.schema import CHAT_IGNORED, CHAT_REFUSED, ChatRequest, CompletionRequest
 from foreword.server.openapi.answers import AnthropicError, CohereError, OpenAIError
 from foreword.server.openapi.operations import OPERATIONS, Operation
@@ -25,6 +32,7 @@ _CLASSES = (
     (ChatRequest, CHAT_IGNORED, CHAT_REFUSED),
     (CompletionRequest, ("user",), ("suffix", "use_beam_search")),
     (ResponsesRequest, RESPONSES_IGNORED, RESPONSES_REFUSED),
+    (InputTokensRequest, INPUT_TOKENS_IGNORED, INPUT_TOKENS_REFUSED),
     (MessagesRequest, MESSAGES_IGNORED, MESSAGES_REFUSED),
     (CountRequest, MESSAGES_IGNORED, MESSAGES_REFUSED),
     (RerankRequest, RERANK_IGNORED, RERANK_REFUSED),
@@ -104,7 +112,7 @@ def _operation(path: str, method: str, operation: Operation, schemas: Mapping[An
     made: dict[str, Any] = {
         "operationId": "_".join([method, *re.findall(r"\w+", path.removesuffix(".json"))]),
         "summary": operation.summary,
-        "responses": {"200": _answer(operation, schemas), **refused},
+        "responses": refused if operation.is_refused else {"200": _answer(operation, schemas), **refused},
     }
     parameters = _parameters(path, operation)
     if parameters:

@@ -13,7 +13,7 @@ import msgspec
 from foreword.server.anthropic.schema import CountRequest, MessagesRequest
 from foreword.server.cache_routes import CacheBody, ResetBody
 from foreword.server.openai.embeddings import EmbeddingRequest
-from foreword.server.openai.responses_schema import ResponsesRequest
+from foreword.server.openai.responses_schema import InputTokensRequest, ResponsesRequest
 from foreword.server.openai.schema import ChatRequest, CompletionRequest
 from foreword.server.openapi import answers as own
 from foreword.server.openapi import message_answers as anthropic
@@ -50,6 +50,7 @@ class Operation:
     errors: tuple[int, ...] = ()  # beside those that all routes of its kind have
     unavailable: Any = None  # what is answered with 503, where that is no error body
     tells_tokens: bool = False  # in headers
+    is_refused: bool = False  # there to say so
     is_open: bool = False  # without a key
     is_operators: bool = False
 
@@ -121,6 +122,17 @@ OPERATIONS: Mapping[str, Mapping[Method, Operation]] = {
         "post": _answering(
             "Answer items (OpenAI)", ResponsesRequest, responses.ResponseObject, events=(responses.ResponseEvent,)
         )
+    },
+    "/v1/responses/input_tokens": {
+        "post": Operation(
+            summary="Count the tokens of a response's prompt", body=InputTokensRequest, answer=responses.InputTokens
+        )
+    },
+    "/v1/responses/compact": {
+        "post": Operation(summary="Not supported", errors=(400, 429), is_refused=True),
+    },
+    "/v1/responses/{response_id}/cancel": {
+        "post": Operation(summary="Not supported: a stored response has ended", errors=(400, 429), is_refused=True)
     },
     "/v1/responses/{response_id}": {
         "get": Operation(summary="A stored response", answer=responses.ResponseObject, query=(_STREAM,)),

@@ -193,6 +193,13 @@ class ItemList(Answer):
     has_more: bool
 
 
+class InputTokens(Answer):
+    """Tokens of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class _Event(Answer):
     sequence_number: int
 
