@@ -9,7 +9,7 @@ from starlette.routing import Route
 from foreword.server.app import all_routes
 from foreword.server.openapi.operations import OPERATIONS
 from tests.server.conftest import MODEL, Keyed, LiveServer
-from tests.server.examples import EXAMPLES
+from tests.server.examples import CALLED_ITEMS, EXAMPLES
 from tests.server.examples import handy as handy
 from tests.server.wire import send
 
@@ -106,8 +106,15 @@ def test_an_example_of_each_route_is_answered_as_described(handy: Keyed, path: s
 
 def test_what_is_only_looked_at_is_answered_as_described(handy: Keyed) -> None:
     port, key = handy.live.port, handy.keys["ops"]
-    made = send(port, "POST", "/v1/responses", {"model": MODEL, "input": MESSAGES, "max_output_tokens": 2}, key=key)
-    ids = {"model": MODEL, "response_id": made.json["id"]}
+    said = {
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "no"}, {"type": "refusal", "refusal": "no"}],
+    }
+    made: dict[str, Any] = {}
+    for items in (MESSAGES, [said, *CALLED_ITEMS]):
+        body = {"model": MODEL, "input": items, "max_output_tokens": 2, "previous_response_id": made.get("id")}
+        made = send(port, "POST", "/v1/responses", body, key=key).json
+    ids = {"model": MODEL, "response_id": made["id"]}
 
     looks = [(path, method) for path, methods in OPERATIONS.items() for method in methods if method != "post"]
     for path, method in sorted(looks, key=lambda look: look[1] == "delete"):

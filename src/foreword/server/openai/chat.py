@@ -27,7 +27,7 @@ from foreword.server.service import Service
 from foreword.server.sse import EventStream, EventTemplate, collect, data_event
 from foreword.server.status_routes import json_response
 from foreword.server.tool_use import params_and_tools
-from foreword.text.tool_calls import ToolCallDelta
+from foreword.text.early_calls import ToolCallDelta
 from foreword.text.tools import ToolCall
 
 DONE = b"data: [DONE]\n\n"

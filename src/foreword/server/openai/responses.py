@@ -83,9 +83,10 @@ def response_routes(service: Service) -> list[Route]:
         return json_response(msgspec.Raw(stored.response))
 
     async def input_tokens(request: Request) -> Response:
-        body = (await service.bodies.read(request, count_decoder)).as_request(service.names[0])
-        service.check_model(body.model)
+        given = await service.bodies.read(request, count_decoder)
+        service.check_model(given.model or service.names[0])
         name_fields(request, **FIELD_NAMES)
+        body = await service.digest(request, lambda: given.as_request(service.names[0]))
         asker = asker_of(request, body.cache_salt)
         chain = store.chain(asker.tenant.domain, body.previous_response_id)
         count = await service.queued(lambda: count_tokens(service, body, asker, chain))
