@@ -74,17 +74,19 @@ void sort_keys(std::uint64_t* keys, std::uint64_t* spare, std::size_t count) {
   std::copy(keys, keys + count, spare);  // three passes leave the result in the other array
 }
 
-// A thread's scratch, made when first wanted: greedy rows never do.
-class LazyScratch {
- public:
-  Scratch& get(std::size_t vocab_size) {
-    if (made_ == nullptr) made_ = std::make_unique<Scratch>(vocab_size);
-    return *made_;
+// Scratch of each thread that has a row which wants some; made before the region, in which nothing may fail.
+template <class Wants>
+std::vector<std::unique_ptr<Scratch>> make_scratch(std::size_t num_threads, std::size_t num_rows,
+                                                   std::size_t vocab_size, Wants wants) {
+  std::vector<std::unique_ptr<Scratch>> made(num_threads);
+  for (std::size_t thread = 0; thread < num_threads; ++thread) {
+    const auto [begin, end] = split_evenly(num_rows, thread, num_threads);
+    for (std::size_t r = begin; r < end && made[thread] == nullptr; ++r) {
+      if (wants(r)) made[thread] = std::make_unique<Scratch>(vocab_size);
+    }
   }
-
- private:
-  std::unique_ptr<Scratch> made_;
-};
+  return made;
+}
 
 struct Best {
   float peak;
@@ -105,11 +107,11 @@ Best best_of(const LogitPasses& passes, const float* logits, std::size_t begin, 
   return {peak, first[0]};
 }
 
-// One row of logits. Lists of ids live in the scratch.
+// One row of logits. Lists of ids live in the scratch, which is null where none are made and nothing is drawn.
 class LogitRow {
  public:
-  LogitRow(const LogitPasses& passes, const float* logits, std::size_t vocab_size, LazyScratch& scratch)
-      : passes_(passes), logits_(logits), vocab_size_(vocab_size), lazy_(scratch) {
+  LogitRow(const LogitPasses& passes, const float* logits, std::size_t vocab_size, Scratch* scratch)
+      : passes_(passes), logits_(logits), vocab_size_(vocab_size), scratch_(scratch) {
     peak_ = passes.largest(logits, vocab_size);
   }
 
@@ -206,7 +208,7 @@ class LogitRow {
   }
 
  private:
-  Scratch& room() const { return lazy_.get(vocab_size_); }
+  Scratch& room() const { return *scratch_; }
 
   std::size_t gather(std::size_t* next, float bound, std::size_t capacity, std::uint64_t* keys) {
     const std::int32_t* const ids = room().ids.get();
@@ -235,7 +237,7 @@ class LogitRow {
   const LogitPasses& passes_;
   const float* logits_;
   std::size_t vocab_size_;
-  LazyScratch& lazy_;
+  Scratch* scratch_;
   float peak_;
 };
 
@@ -314,7 +316,8 @@ void sample(Context& context, const float* logits, std::size_t num_rows, std::si
             std::int32_t* tokens) {
   const LogitPasses& passes = passes_for(context.isa);
   const std::size_t num_threads = context.pool.num_threads();
-  std::vector<LazyScratch> scratch(num_threads);
+  const auto scratch =
+      make_scratch(num_threads, num_rows, vocab_size, [&](std::size_t r) { return !is_greedy(rows[r]); });
   std::vector<Best> found(num_rows * num_threads);  // of each thread's ids, ascending
   context.pool.run([&](std::size_t thread) {
     const auto [first, last] = split_evenly(vocab_size, thread, num_threads);
@@ -330,7 +333,7 @@ void sample(Context& context, const float* logits, std::size_t num_rows, std::si
         tokens[r] = std::max_element(of_row, of_row + static_cast<std::ptrdiff_t>(num_threads), lower)->id;
         continue;
       }
-      LogitRow row(passes, logits + r * vocab_size, vocab_size, scratch[thread]);
+      LogitRow row(passes, logits + r * vocab_size, vocab_size, scratch[thread].get());
       tokens[r] = sample_row(row, rows[r], vocab_size);
     }
   });
@@ -341,11 +344,11 @@ void top_logprobs(Context& context, const float* logits, std::size_t num_rows, s
                   std::int32_t* top_ids, float* top_logprobs) {
   const LogitPasses& passes = passes_for(context.isa);
   const std::size_t num_threads = context.pool.num_threads();
-  std::vector<LazyScratch> scratch(num_threads);
+  const auto scratch = make_scratch(num_threads, num_rows, vocab_size, [&](std::size_t) { return k > 0; });
   context.pool.run([&](std::size_t thread) {
     const auto [begin, end] = split_evenly(num_rows, thread, num_threads);
     for (std::size_t r = begin; r < end; ++r) {
-      LogitRow row(passes, logits + r * vocab_size, vocab_size, scratch[thread]);
+      LogitRow row(passes, logits + r * vocab_size, vocab_size, scratch[thread].get());
       const LogSoftmax log_softmax(row, vocab_size);
       const float chosen = row.logit(tokens[r]);
       chosen_logprobs[r] = log_softmax.of(chosen);

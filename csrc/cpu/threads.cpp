@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -115,8 +116,9 @@ struct ThreadPool::State {
 
 ThreadPool::State::Registry& ThreadPool::State::registry() {
   static Registry* instance = [] {
-    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return new Registry;  // never destroyed: a fork may come after static destructors
+    Registry* made = new Registry;  // never destroyed: a fork may come after static destructors
+    if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) throw std::bad_alloc();
+    return made;
   }();
   return *instance;
 }
