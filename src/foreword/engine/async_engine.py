@@ -306,8 +306,11 @@ class AsyncEngine:
             self._engine.abort_all()
             self._engine.check_invariants()
             failed = tuple(self._by_request)  # type: ignore[arg-type]  # ids as the engine knows them
+        told: Exception = StepFailedError(f"the step failed: {type(error).__name__}")
+        if isinstance(error, MemoryError):
+            told = UnavailableError("the machine has no memory left for this request")
         for stream in dict.fromkeys(self._by_request[r] for r in failed if r in self._by_request):
-            self._fail(stream, StepFailedError(f"the step failed: {type(error).__name__}"))
+            self._fail(stream, told)
 
     def _distribute(self, result: StepResult) -> None:
         items: dict[EngineStream[Any], list[Any]] = {}
