@@ -134,6 +134,8 @@ def test_how_an_answer_is_cut_into_pieces_changes_nothing(
         '<tool_call>{"arguments": {}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": 1e999999, "b": Infinity}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 400 + "}}</tool_call>",
         '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": "line\nbreak"}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>",

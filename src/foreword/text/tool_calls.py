@@ -1,8 +1,8 @@
 """Finds tool calls in an answer that arrives in pieces.
 
-A call is known when its JSON is complete, names a given tool and holds an object of arguments; until then it is held
-back, for a call that turns out to be malformed is text like any other, to the letter. The text is read one character
-at a time, so what comes out doesn't depend on how it was cut into pieces.
+A call is known when its JSON is complete, names a given tool and holds an object of arguments that every client can
+read; until then it is held back, for a call that turns out to be malformed is text like any other, to the letter. The
+text is read one character at a time, so what comes out doesn't depend on how it was cut into pieces.
 
 Where the answer is held to a grammar (`is_held`), a call is certain once its name and the beginning of its arguments
 are there: from then on they come as they are written, and a call that is cut off stays one, with what there is of it.
@@ -13,7 +13,9 @@ it likes when the conversation is rendered again.
 
 import json
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from enum import Enum
+from math import isinf
 from typing import Any, NoReturn
 
 from foreword.text.early_calls import EarlyCalls, ToolCallDelta
@@ -42,9 +44,10 @@ class ToolCallParser:
         self._max_calls = max_calls
         self._state = _State.START if form.starts_bare else _State.TEXT
         self._opener = StopChecker([form.opener])
-        self._gap = ""  # white space that may turn out to stand before a call
+        self._gap: list[str] = []  # white space that may turn out to stand before a call
         self._body: list[str] = []  # what may be a call, its opener first
-        self._held = ""  # what follows a call
+        self._held: list[str] = []  # what follows a call
+        self._begun = ""  # the same without its white space
         self._scanner = JsonScanner()
         self._num_calls = 0
         self._is_behind_call = False
@@ -82,8 +85,8 @@ class ToolCallParser:
         elif self._state is _State.TEXT:
             self._say(self._opener.finish())
         if self._gap and not self._is_behind_call:
-            self._events.append(self._gap)
-        self._gap = self._held = ""
+            self._events.append("".join(self._gap))
+        self._gap, self._held = [], []
         return self._taken()
 
     def _taken(self) -> list[ToolEvent]:
@@ -106,7 +109,7 @@ class ToolCallParser:
 
     def _take_first(self, character: str) -> None:
         if character in SPACE:
-            self._gap += character
+            self._gap.append(character)
             return
         self._state = _State.TEXT
         if character == "{":
@@ -141,7 +144,7 @@ class ToolCallParser:
         deltas = early.take(character)
         self._num_calls = early.num_complete
         if deltas:
-            self._gap, self._is_behind_call = "", True
+            self._gap, self._is_behind_call = [], True
             self._events += deltas
 
     @property
@@ -158,7 +161,7 @@ class ToolCallParser:
 
     def _call(self, calls: list[ToolCall]) -> None:
         self._state, self._early = _State.BEHIND, None
-        self._gap = self._held = ""
+        self._gap, self._held, self._begun = [], [], ""
         self._is_behind_call = True
         for call in calls:
             if not self._is_full:
@@ -168,31 +171,32 @@ class ToolCallParser:
 
     def _take_behind(self, character: str) -> None:
         """Right behind a call: white space and its closer; where calls need no opener, `;` and another one."""
-        self._held += character
-        begun = self._held.lstrip(SPACE)
+        self._held.append(character)
+        if character in SPACE and self._begun in ("", ";"):
+            return
+        self._begun += character
         closer = self._form.closer or ""
-        if not begun or (begun != closer and closer.startswith(begun)):
+        if self._begun == closer:
+            self._state, self._held = _State.TEXT, []
+        elif closer.startswith(self._begun) or (self._form.starts_bare and self._begun == ";"):
             return
-        if begun == closer:
-            self._state, self._held = _State.TEXT, ""
-        elif self._form.starts_bare and begun.rstrip(SPACE) == ";":
-            return
-        elif self._form.starts_bare and begun.removeprefix(";").lstrip(SPACE) == "{":
-            self._open(self._held[:-1])
+        elif self._form.starts_bare and self._begun in ("{", ";{"):
+            self._open("".join(self._held[:-1]))
             self._take("{")
         else:
-            held, self._held = self._held, ""
+            held, self._held = self._held, []
             self._state = _State.TEXT
-            for each in "" if self._is_full else held:
+            for each in [] if self._is_full else held:
                 self._take(each)
 
     def _say(self, text: str) -> None:
-        text = self._gap + text
         said = text.rstrip(SPACE)
-        self._gap = text[len(said) :]
         if said:
-            self._events.append(said)
+            self._events.append("".join([*self._gap, said]))
+            self._gap = []
             self._is_behind_call = False
+        if len(said) < len(text):
+            self._gap.append(text[len(said) :])
 
 
 def gathered(events: Iterable[ToolEvent]) -> list[str | ToolCall]:
@@ -278,20 +282,42 @@ def _skip(text: str, at: int) -> int:
 
 
 def _merged(events: Iterable[ToolEvent]) -> list[ToolEvent]:
-    merged: list[ToolEvent] = []
+    """One event for each run of texts, or of one call's arguments."""
+    runs: list[list[ToolEvent]] = []
     for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, str) and isinstance(last, str):
-            merged[-1] = last + event
-        elif isinstance(event, ToolCallDelta) and isinstance(last, ToolCallDelta) and last.is_continued_by(event):
-            merged[-1] = ToolCallDelta(last.index, None, last.arguments + event.arguments)
+        if runs and _is_continued(runs[-1][-1], event):
+            runs[-1].append(event)
         else:
-            merged.append(event)
-    return merged
+            runs.append([event])
+    return [_joined(run) for run in runs]
+
+
+def _is_continued(event: ToolEvent, following: ToolEvent) -> bool:
+    if isinstance(event, str) or isinstance(following, str):
+        return isinstance(event, str) and isinstance(following, str)
+    return event.is_continued_by(following)
+
+
+def _joined(run: list[ToolEvent]) -> ToolEvent:
+    first, parts = run[0], [event if isinstance(event, str) else event.arguments for event in run]
+    return "".join(parts) if isinstance(first, str) else replace(first, arguments="".join(parts))
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+def _finite(number: str) -> float:
+    """A number as a double, which is what clients read it as; strict ones refuse the whole answer for one beyond."""
+    value = float(number)
+    if isinf(value):
+        _refuse(number)
+    return value
+
+
+def _whole(number: str) -> int:
+    _finite(number)
+    return int(number)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
