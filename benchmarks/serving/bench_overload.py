@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--max-queued", default="64", help="more than are served within the queue's 60 s fail there")
+    parser.add_argument("--max-queued", default="256", help="the server's own bound by pace comes first")
     args = parser.parse_args()
     # A small pool is full before the flood begins: memory that grows afterwards is not K and V.
     flags = ["--model", args.model, "--max-queued", args.max_queued, "--kv-memory", "64MiB"]

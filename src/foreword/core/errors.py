@@ -34,7 +34,14 @@ class CapacityError(ForewordError):
 
 
 class QueueFullError(ForewordError):
-    """The bounded waiting queue is full now; the same request may be accepted later. Nothing was changed."""
+    """The bounded waiting queue is full now; the same request may be accepted later. Nothing was changed.
+
+    `retry_after_s` is when, where that is known.
+    """
+
+    def __init__(self, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class QueueTimeoutError(ForewordError):

@@ -1,23 +1,44 @@
 """The door: how many requests, and how many of their tokens, may wait for their first token.
 
+A place is worth nothing where the wait is longer than one may wait: as many are let in as will be started within half
+of the queue's timeout, by the pace at which requests have ended of late, and the others are told at once.
+
 Where there are several tenants, one may take no more places than stay free: alone it gets half of them, beside others
 less, and there is always a place for who asks little.
 """
 
+import math
+import time
 from collections import Counter
+from collections.abc import Callable
 
 from foreword.core.errors import QueueFullError
 from foreword.server.limits import Limits
+from foreword.server.pace import PRESSED, Pace
+
+WAIT_SHARE = 0.5
+"""Of the queue's timeout: how long the last in the queue may have to wait by estimate, which may be wrong by two."""
 
 
 class Admission:
     """Counts what waits. Event loop only."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
+        self._pace = Pace(limits.queue_timeout_s, clock)
         self.num_requests = 0
         self.num_tokens = 0
         self._tenants: Counter[bytes] = Counter()
+
+    @property
+    def num_places(self) -> int:
+        """How many may wait now, those that do with them."""
+        rate = self._pace.per_second()
+        if rate is None:
+            timely = self._limits.unmeasured_requests
+        else:
+            timely = max(PRESSED, int(rate * WAIT_SHARE * self._limits.queue_timeout_s))  # fewer would not be measured
+        return min(self._limits.max_queued_requests, timely)
 
     def enter(self, tenant: bytes = b"") -> "Ticket":
         """A place in the queue, before any work is done for the request; with a `tenant`, one of those it may take.
@@ -25,20 +46,36 @@ class Admission:
         Raises:
             QueueFullError: as many wait as may.
         """
-        free = self._limits.max_queued_requests - self.num_requests
+        free = self.num_places - self.num_requests
         if free <= 0 or (tenant and self._tenants[tenant] >= free):
-            raise QueueFullError(f"{self._tenants[tenant] if tenant else self.num_requests} requests wait already")
+            num_waiting = self._tenants[tenant] if tenant else self.num_requests
+            raise QueueFullError(f"{num_waiting} requests wait already", self._retry_after_s())
         self.num_requests += 1
+        self._pace.waiting(self.num_requests)
         self._tenants[tenant] += 1
         return Ticket(self, tenant)
 
     def leave(self, tenant: bytes, num_tokens: int) -> None:
         """One request waits no more."""
         self.num_requests -= 1
+        self._pace.waiting(self.num_requests)
         self.num_tokens -= num_tokens
         self._tenants[tenant] -= 1
         if not self._tenants[tenant]:
             del self._tenants[tenant]
+
+    def ended(self) -> None:
+        """A request that was computed is over."""
+        self._pace.ended()
+
+    def _retry_after_s(self) -> int:
+        """When one more place is likely to be free."""
+        rate = self._pace.per_second()
+        if not rate:
+            return self._limits.retry_after_s
+        too_many = self.num_requests + 1 - self.num_places
+        longest = max(1, int(self._limits.queue_timeout_s))
+        return min(longest, max(self._limits.retry_after_s, math.ceil(too_many / rate)))
 
     def charge(self, num_tokens: int) -> None:
         """Count tokens; more than may wait are let in only when nothing else waits."""
@@ -64,6 +101,10 @@ class Ticket:
         """
         self._admission.charge(num_tokens)
         self._num_tokens += num_tokens
+
+    def end(self) -> None:
+        """The request, which had a first token from the engine, is over."""
+        self._admission.ended()
 
     def leave(self) -> None:
         """The request waits no more: it has its first token, or is over. Harmless when said twice."""

@@ -106,6 +106,7 @@ def as_api_error(
             reason = str(error).removeprefix("structured_output: ")
             return ApiError(400, cut(f"the answer can't go on in its form: {reason}"), param, "constraint_failed")
         case QueueFullError():
+            retry = retry if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
             return ApiError(429, "too many requests wait; try again later", None, "rate_limit_exceeded", retry)
         case QueueTimeoutError():
             return ApiError(503, f"the server is too busy: {error}", None, "queue_timeout", retry)

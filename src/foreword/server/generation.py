@@ -249,6 +249,8 @@ class Generation:
         total = self.account
         if self._note is not None and not self._reuse.is_reused:
             self._note(self.outputs)
+        if self._last and not self._reuse.is_reused:
+            self._ticket.end()
         if self._permit is not None and not self._reuse.is_reused:
             self._permit.settle(total.completion - total.read)
         self._metrics.ended(total, ended, time.monotonic() - self._started)

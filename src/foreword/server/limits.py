@@ -37,6 +37,7 @@ class Limits:
     max_queued_requests: int = 256  # waiting for their first token
     max_queued_tokens: int = 1 << 20
     queue_timeout_s: float = 60.0
+    unmeasured_requests: int = 96  # that may wait while it is not known how many are served in a second
     head_timeout_s: float = 10.0  # from the connection, or its last answer, to the end of the headers
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0  # a client that reads nothing

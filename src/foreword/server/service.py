@@ -82,6 +82,9 @@ class Service:
         self.quotas = Quotas()
         self.bodies = BodyReader(self.limits, self.off_loop)
         self.metrics = Metrics(self.names[0])
+        places, queue = lambda: self.admission.num_places, lambda: self.admission.num_requests
+        self.metrics.watch_gauge("foreword:queue_places", "Requests that may wait, by the pace of late", places)
+        self.metrics.watch_gauge("foreword:queue_requests", "Of these, requests that wait", queue)
         self.recorder: TraceRecorder | None = None  # of what the engine is asked
         self.metrics.watch(lambda: self.engine.stats, lambda: self.engine.step_failures)
         self.tokenizer = loaded.tokenizer

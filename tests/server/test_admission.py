@@ -1,0 +1,119 @@
+"""The door under pressure: no more wait than will be served in time, by a clock that the test moves."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foreword.core.errors import QueueFullError
+from foreword.server.admission import Admission, Ticket
+from foreword.server.limits import Limits
+from foreword.server.pace import PRESSED, Pace
+
+
+class Server:
+    """Runs `width` requests at a time, each for `width / rate` seconds, behind a door, by a clock of its own."""
+
+    def __init__(self, rate: float, *, width: int = 4, **limits: float) -> None:
+        self.now = 0.0
+        self.rate = rate
+        self.width = width
+        self.door = Admission(Limits(**limits), lambda: self.now)  # type: ignore[arg-type]  # numbers, as it wants
+        self.waiting: list[tuple[float, Ticket]] = []
+        self.running: list[tuple[float, Ticket]] = []
+        self.waits: list[float] = []
+        self.refused: list[int | None] = []
+
+    def ask(self) -> None:
+        try:
+            self.waiting.append((self.now, self.door.enter()))
+        except QueueFullError as error:
+            self.refused.append(error.retry_after_s)
+
+    def go_on(self, seconds: float, asked_a_second: float) -> None:
+        """Let time pass, a twentieth of a second at a time, while so many ask."""
+        for step in range(round(seconds * 20)):
+            for _ in range(int((step + 1) * asked_a_second / 20) - int(step * asked_a_second / 20)):
+                self.ask()
+            self.now += 0.05
+            for end, ticket in [r for r in self.running if r[0] <= self.now]:
+                self.running.remove((end, ticket))
+                ticket.end()
+            while self.waiting and len(self.running) < self.width:
+                came, ticket = self.waiting.pop(0)
+                self.waits.append(self.now - came)
+                ticket.leave()
+                self.running.append((self.now + self.width / self.rate, ticket))
+
+
+@pytest.mark.parametrize("rate", [0.4, 1.65, 5.0])
+def test_whoever_is_let_in_is_started_in_time_when_ten_times_too_many_ask(rate: float) -> None:
+    server = Server(rate, unmeasured_requests=16)
+
+    server.go_on(400, 10 * rate)
+
+    assert max(server.waits) < 60
+    assert len(server.waits) > 0.95 * 400 * rate  # and nobody is refused for whom there was time
+    assert server.refused
+    assert all(told is not None and 1 <= told <= 60 for told in server.refused)
+
+
+def test_an_empty_server_that_was_asked_now_and_then_takes_a_burst() -> None:
+    server = Server(5.0)
+    server.go_on(300, 0.2)
+
+    for _ in range(96):
+        server.ask()
+
+    assert not server.refused
+    server.ask()
+    assert server.refused == [1]
+
+
+def test_a_queue_that_stands_still_is_closed_but_for_a_few() -> None:
+    server = Server(5.0)
+    for _ in range(50):
+        server.ask()
+
+    server.now += 25
+    server.ask()
+
+    assert len(server.refused) == 1
+    assert server.door.num_places == PRESSED
+
+
+def test_a_pace_is_forgotten_when_nobody_has_waited_for_as_long_as_one_may() -> None:
+    server = Server(0.5, unmeasured_requests=50)
+    server.go_on(60, 5)
+    assert server.door.num_places < 20
+    while server.waiting:
+        server.go_on(10, 0)
+    assert server.door.num_places < 20
+
+    server.go_on(61, 0)
+
+    assert server.door.num_places == 50
+
+
+def test_the_flag_bounds_it_however_fast_the_server_is() -> None:
+    server = Server(100.0, max_queued_requests=20)
+    server.go_on(30, 1000)
+
+    assert server.door.num_places == 20
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from(["come", "start", "end"])), max_size=200))
+def test_the_pace_is_never_more_than_what_ended(events: list[tuple[float, str]]) -> None:
+    now, waiting, ended = 0.0, 0, 0
+    pace = Pace(60.0, lambda: now)
+    for passed, event in events:
+        now += passed
+        if event == "end":
+            ended += 1
+            pace.ended()
+        else:
+            waiting = max(0, waiting + (1 if event == "come" else -1))
+            pace.waiting(waiting)
+        rate = pace.per_second()
+        assert rate is None or rate >= 0
+        if rate is not None and ended == 0:
+            assert rate == 0
