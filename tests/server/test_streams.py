@@ -7,6 +7,8 @@ import socket
 import time
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from foreword.server.limits import Limits
@@ -119,16 +121,21 @@ def test_a_failed_first_step_is_a_500_of_the_dialect(start_server: StartServer) 
         assert answer.json["error"]["code"] == "engine_error"
 
 
-def test_a_long_prefill_is_kept_alive_by_pings(start_server: StartServer) -> None:
-    live = start_server(limits=Limits(ping_interval_s=0.02))
+def slow_down(live: LiveServer, seconds: float) -> None:
+    """Let every step take so much longer."""
     runner = live.service.loaded.engine._runner
     execute = runner.execute
 
     def slow(*args: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(seconds)
         return execute(*args)
 
     runner.execute = slow  # type: ignore[method-assign, assignment]
+
+
+def test_a_long_prefill_is_kept_alive_by_pings(start_server: StartServer) -> None:
+    live = start_server(limits=Limits(ping_interval_s=0.02))
+    slow_down(live, 0.1)
 
     chat = send(live.port, "POST", "/v1/chat/completions", chat_body(stream=True))
     message = send(live.port, "POST", "/v1/messages", message_body(stream=True))
@@ -140,6 +147,37 @@ def test_a_long_prefill_is_kept_alive_by_pings(start_server: StartServer) -> Non
     assert message.events[-1][0] == "message_stop"
     assert b": ping\n\n" in response.body
     assert [response.events[0][0], response.events[-1][0]] == ["response.created", "response.incomplete"]
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_a_long_prompt_tells_how_far_it_is_read(start_server: StartServer, path: str) -> None:
+    live = start_server(limits=Limits(ping_interval_s=0.05, progress_interval_s=0.01), token_budget=16)
+    slow_down(live, 0.03)
+
+    answer = send(live.port, "POST", path, CALLS[path]("word " * 60, stream=True, **limit(path, 2)))
+
+    lines = [line for line in answer.body.split(b"\n") if line.startswith(b": prefill ")]
+    told = [tuple(map(int, line[10:].split(b"/"))) for line in lines]
+    assert len(told) >= 3
+    assert told == sorted(set(told))
+    assert {total for _, total in told} == {max(total for _, total in told)}
+    assert all(0 < done <= total for done, total in told)
+    first_data = answer.body.index(b"data:" if path != "/v1/messages" else b"message_start")
+    assert answer.body.rindex(b": prefill ") < first_data or path == "/v1/responses"
+
+
+def test_official_clients_skip_what_is_told_of_a_prompt(start_server: StartServer) -> None:
+    live = start_server(limits=Limits(ping_interval_s=0.05, progress_interval_s=0.01), token_budget=16)
+    slow_down(live, 0.03)
+    turns: Any = [{"role": "user", "content": "word " * 60}]
+
+    gpt = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0)
+    with gpt, gpt.chat.completions.create(model="tiny", messages=turns, max_tokens=3, stream=True) as chunks:
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] in ("length", "stop")
+    claude = anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0)
+    turns[0]["content"] = "other " * 60
+    with claude, claude.messages.stream(model="tiny", messages=turns, max_tokens=3) as events:
+        assert events.get_final_message().usage.output_tokens == 3
 
 
 def test_draining_lets_running_answers_finish_and_refuses_others(start_server: StartServer) -> None:

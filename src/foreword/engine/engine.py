@@ -92,6 +92,11 @@ class Engine:
             s.status is SequenceStatus.WAITING and not s.num_accounted for s in request.sequences
         )
 
+    def prefilled(self, request_id: str) -> int:
+        """Leading prompt tokens of a live request that were read or computed; 0 for one that is gone."""
+        request = self._requests.get(RequestId(request_id))
+        return 0 if request is None else min(request.sequences[0].num_computed_tokens, len(request.prompt_token_ids))
+
     def check(self, prompt_token_ids: Iterable[int], params: SamplingParams) -> None:
         """Raise what `add` would raise for the request itself, changing nothing."""
         self._scheduler.check(self._request(RequestId(""), prompt_token_ids, params, frozenset()))

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -135,7 +135,9 @@ class Generation:
         reuse: Reuse | None = None,
         permit: Permit | None = None,
         note: Callable[[Sequence[RequestOutput]], None] | None = None,
+        run: Callable[[Callable[[Engine], int]], Awaitable[int]] | None = None,
     ) -> None:
+        self._run = run  # lets the engine's thread answer, between two steps
         self._note = note  # told once of what the engine was asked
         self._plans = plans  # one a prompt
         self.outputs = outputs  # complete once `is_over`; the engine's thread writes to them before
@@ -188,6 +190,18 @@ class Generation:
         except Exception:
             self._count(failed=True)
             raise
+
+    async def prefilled(self) -> tuple[int, int]:
+        """Prompt tokens read or computed so far, of how many; all prompts together.
+
+        Raises:
+            UnavailableError: the engine has ended.
+        """
+        ids = [output.request_id for output in self.outputs]
+        total = sum(len(output.prompt_token_ids) for output in self.outputs)
+        if self._run is None:
+            return 0, total
+        return await self._run(lambda engine: sum(map(engine.prefilled, ids))), total
 
     def call_on_news(self, act: Callable[[], None] | None) -> None:
         """Call `act` whenever there may be something to take, or all is over; None: no longer."""

@@ -42,6 +42,7 @@ class Limits:
     body_timeout_s: float = 30.0
     write_timeout_s: float = 30.0  # a client that reads nothing
     ping_interval_s: float = 15.0
+    progress_interval_s: float = 1.0  # between comments on how far a long prompt is read, behind a first ping
     grace_s: float = 30.0  # for running answers after SIGTERM
     stuck_step_s: float = 30.0  # a step that takes longer makes the server unhealthy, and ends its requests
     exits_when_stuck: bool = False  # let a supervisor start a fresh process

@@ -238,7 +238,16 @@ class Service:
         if self.recorder is not None:
             note = partial(self.recorder.note, asker.namespace, asker.started)
         return Generation(
-            started.outputs, started.stream, ticket, self.metrics, asker.started, plans, reuse, permit, note
+            started.outputs,
+            started.stream,
+            ticket,
+            self.metrics,
+            asker.started,
+            plans,
+            reuse,
+            permit,
+            note,
+            self.engine.run,
         )
 
     def _start(self, plan: _Plan, ticket: Ticket) -> Started:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from foreword.server.context import SCOPE_KEY, context_of
 from foreword.server.errors import ApiError, ClientGoneError, as_api_error
 from foreword.server.generation import Generation, Piece
+from foreword.server.limits import Limits
 
 BODY_KEY = "foreword.body"
 """Of the scope: a `BodyWriter`, where the connection has one."""
@@ -88,12 +89,13 @@ class EventStream(Response):
     The status is decided with the first piece, or the first ping: what fails before is an ordinary error answer.
     """
 
-    def __init__(self, generation: Generation, writer: EventWriter, ping_interval_s: float) -> None:
+    def __init__(self, generation: Generation, writer: EventWriter, limits: Limits) -> None:
         self.status_code = 200
         self.background = None
         self._generation = generation
         self._writer = writer
-        self._ping_interval_s = ping_interval_s
+        self._ping_interval_s = limits.ping_interval_s
+        self._progress_interval_s = min(limits.progress_interval_s, limits.ping_interval_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until all is said or the client has gone."""
@@ -114,14 +116,41 @@ class EventStream(Response):
 
     async def _send_all(self, pieces: list[Piece], send: Send, body: BodyWriter | None) -> None:
         generation, writer = self._generation, self._writer
-        if body is not None:
-            await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
+        if not pieces and not generation.is_over:
+            pieces = await self._tell_progress(send)
+        if body is not None and pieces:
+            await _send_part(send, writer.pieces(pieces))
             await Relay(generation, writer, body, self._ping_interval_s).run()
             pieces = []
         while pieces or not generation.is_over:
             await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
             pieces = [] if generation.is_over else await generation.take(self._ping_interval_s)
         await _send_part(send, writer.end())
+
+    async def _tell_progress(self, send: Send) -> list[Piece]:
+        """Until the first pieces, which it returns: how far the prompts are, in comments, which clients skip.
+
+        A ping comes first, and wherever nothing else was said for as long as between two.
+        """
+        clock = asyncio.get_running_loop().time
+        await _send_part(send, self._writer.ping)
+        told, said = 0, clock()
+        while True:
+            pieces = await self._generation.take(self._progress_interval_s)
+            if pieces or self._generation.is_over:
+                return pieces
+            done, total = await self._prefilled()
+            if done <= told and clock() - said < self._ping_interval_s:
+                continue
+            await _send_part(send, b": prefill %d/%d\n\n" % (done, total) if done > told else self._writer.ping)
+            told, said = max(told, done), clock()
+
+    async def _prefilled(self) -> tuple[int, int]:
+        try:
+            async with asyncio.timeout(self._ping_interval_s):
+                return await self._generation.prefilled()
+        except TimeoutError:  # the step under way is a long one
+            return 0, 0
 
 
 class Relay:

@@ -66,7 +66,7 @@ def message_routes(service: Service) -> list[Route]:
             calls=calls,
         )
         if body.stream:
-            return EventStream(generation, MessageWriter(answer, generation), service.limits.ping_interval_s)
+            return EventStream(generation, MessageWriter(answer, generation), service.limits)
         await collect(generation, request)
         return json_response(answer.whole(generation), headers=generation.account.headers())
 

@@ -68,7 +68,7 @@ def chat_routes(service: Service) -> list[Route]:
         answer = ChatAnswer(service, body.model, params, calls)
         if body.stream:
             writer = ChatWriter(answer, params.n, includes_usage=body.includes_usage, account_of=generation)
-            return EventStream(generation, writer, service.limits.ping_interval_s)
+            return EventStream(generation, writer, service.limits)
         await collect(generation, request)
         return json_response(answer.whole(generation), headers=generation.account.headers())
 

@@ -53,7 +53,7 @@ def completion_routes(service: Service) -> list[Route]:
         )
         if body.stream:
             writer = CompletionWriter(answer, generation, includes_usage=body.includes_usage)
-            return EventStream(generation, writer, service.limits.ping_interval_s)
+            return EventStream(generation, writer, service.limits)
         await collect(generation, request)
         return json_response(answer.whole(generation), headers=generation.account.headers())
 

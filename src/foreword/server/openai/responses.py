@@ -66,7 +66,7 @@ def response_routes(service: Service) -> list[Route]:
         )
         if body.stream:
             writer = ResponseWriter(answer, generation, store, asker.tenant.domain)
-            return EventStream(generation, writer, service.limits.ping_interval_s)
+            return EventStream(generation, writer, service.limits)
         await collect(generation, request)
         whole = answer.whole(generation)
         answer.keep(store, asker.tenant.domain, whole)
