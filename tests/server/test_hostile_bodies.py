@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from foreword.server.app import all_routes
-from tests.server.conftest import LiveServer
+from tests.server.conftest import Keyed, LiveServer
 from tests.server.wire import Answer, chat_body, completion_body, post_all, send
 
-OPERATORS = {"/cache/reset"}
 SUITE = Path(os.environ.get("FOREWORD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data")) / "json-parsing"
 
+EMPTY_OBJECTS = {
+    "y_object_empty.json",
+    "y_structure_trailing_newline.json",
+    "n_structure_null-byte-outside-string.json",
+}
 NUMBERS = (
     *("NaN", "Infinity", "-Infinity", "1e400", "-1e400", "-1", "2147483648", "9223372036854775808"),
     *("18446744073709551616", '"1"', "true", "[]", "{}", '"NaN"', "-0.5", "1e999999"),
@@ -28,6 +32,11 @@ COMPLETION_FIELDS = ("n", "best_of", "logprobs", "max_tokens", "temperature", "t
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CUSTOM_CALL = {"id": "1", "type": "custom", "custom": {"name": "f", "input": "x"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
+STRICT_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}},
+}
+BAD_SCHEMA = {"name": "n", "schema": {"type": "string", "pattern": "(a"}}
 SCHEMA_FORMAT = "response_format.json_schema"
 TOOL_LIST = "tool_choice.allowed_tools.tools"
 ALLOWED = {  # of the numbers above, those that some field takes
@@ -44,11 +53,11 @@ def with_raw(body: dict[str, Any], field: str, token: str) -> bytes:
 
 
 @pytest.fixture
-def paths(server: LiveServer) -> list[str]:
-    """Every route that takes a body."""
-    routes = [route for route in all_routes(server.service) if "POST" in (route.methods or ())]
-    found = sorted({route.path for route in routes} - OPERATORS)
-    assert len(found) > 8
+def paths(keyed: Keyed) -> list[str]:
+    """Every route that takes a POST."""
+    routes = [route for route in all_routes(keyed.live.service) if "POST" in (route.methods or ())]
+    found = sorted({route.path for route in routes})
+    assert len(found) > 20
     return found
 
 
@@ -191,7 +200,7 @@ def test_a_completion_that_cannot_be_is_400_with_its_field(
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, TOOL_LIST),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
+        ({"structured_outputs": {"grammar": 'start: "a"'}, "tools": [TOOL]}, "structured_outputs.grammar"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, SCHEMA_FORMAT),
@@ -201,11 +210,17 @@ def test_a_completion_that_cannot_be_is_400_with_its_field(
         ),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "(a"}}, "structured_output.regex"),
-        ({"structured_outputs": {"json": {"type": "hiccup"}}}, "structured_output.json_schema"),
-        ({"structured_outputs": {"json": {"x-guidance": {"lenient": True}}}}, "structured_output.json_schema"),
-        ({"structured_outputs": {"grammar": "start: ((("}}, "structured_output.grammar"),
-        ({"structured_outputs": {"choice": ["x" * 70_000]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": {"type": "hiccup"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": {"x-guidance": {"lenient": True}}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"grammar": "start: ((("}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": ["x" * 70_000]}}, "structured_outputs.choice"),
+        ({"response_format": {"type": "json_schema", "json_schema": BAD_SCHEMA}}, f"{SCHEMA_FORMAT}.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": BAD_SCHEMA}, "tools": [TOOL]},
+            f"{SCHEMA_FORMAT}.schema",
+        ),
+        ({"response_format": {"type": "json_object"}, "tools": [STRICT_TOOL]}, "tools"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
@@ -242,11 +257,11 @@ def test_a_chat_that_cannot_be_is_400_with_its_field(server: LiveServer, fields:
     ],
     ids=range(13),
 )
-def test_what_is_no_json_object_is_400(server: LiveServer, paths: list[str], body: bytes) -> None:
+def test_what_is_no_json_object_is_400(keyed: Keyed, paths: list[str], body: bytes) -> None:
     for path in paths:
-        answer = send(server.port, "POST", path, body)
+        answer = send(keyed.live.port, "POST", path, body, key=keyed.keys["ops"])
 
-        assert answer.status == 400
+        assert answer.status == (404 if "{" in path else 400)
         error_of(answer, path)
 
 
@@ -278,15 +293,18 @@ def suite() -> list[tuple[str, bytes]]:
         return [(Path(m.name).name, (tar.extractfile(m) or io.BytesIO()).read()) for m in files]
 
 
-def test_the_json_test_suite_meets_errors_of_the_dialect(server: LiveServer, paths: list[str]) -> None:
+def test_the_json_test_suite_meets_errors_of_the_dialect(keyed: Keyed, paths: list[str]) -> None:
     bodies = suite()
     if not bodies:
         pytest.skip(f"{SUITE} is not there; set FOREWORD_SHARED_DATA")
 
     for path in paths:
-        answers = post_all(server.port, path, (body for _, body in bodies))
+        answers = post_all(keyed.live.port, path, (body for _, body in bodies), key=keyed.keys["ops"])
         for (name, _), answer in zip(bodies, answers, strict=True):
-            assert answer.status == 400, (path, name)
+            if path == "/cache/reset" and answer.status == 200:
+                assert name in EMPTY_OBJECTS, name
+                continue
+            assert answer.status == (404 if "{" in path else 400), (path, name)
             error_of(answer, path)
 
     assert len(bodies) > 300
@@ -302,15 +320,3 @@ def test_the_json_test_suite_as_a_fields_value_is_taken_or_refused(server: LiveS
     for (name, _), answer in zip(bodies, answers, strict=True):
         status = answer.status
         assert status in ((400,) if name.startswith("n_") else (200,) if name.startswith("y_") else (200, 400)), name
-
-
-def test_naughty_strings_are_words_like_others(server: LiveServer) -> None:
-    file = SUITE / "blns.json"
-    if not file.is_file():
-        pytest.skip(f"{SUITE} is not there; set FOREWORD_SHARED_DATA")
-
-    for text in json.loads(file.read_text())[::5]:
-        body = completion_body(text or "a", user=text, max_tokens=1)
-        if len(text.encode()) < 400:
-            assert send(server.port, "POST", "/v1/completions", body).status == 200, text
-            assert send(server.port, "POST", "/v1/chat/completions", chat_body(text, max_tokens=1)).status == 200, text

@@ -84,12 +84,13 @@ def response_body(text: Any = "hi", **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "input": text, "max_output_tokens": 4, "temperature": 0} | fields
 
 
-def post_all(port: int, path: str, bodies: Iterable[bytes]) -> Iterator[Answer]:
+def post_all(port: int, path: str, bodies: Iterable[bytes], *, key: str | None = None) -> Iterator[Answer]:
     """Many bodies one after the other on as few connections as the server allows."""
+    headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         for body in bodies:
-            connection.request("POST", path, body, {"content-type": "application/json"})
+            connection.request("POST", path, body, headers)
             answer = _received(connection.getresponse())
             check_described("POST", path, answer.status, answer.headers, answer.body)
             yield answer
