@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs=asked.jobs,
         llama_cpp=asked.llama_cpp,
         foreword=tuple(asked.foreword.split()),
+        foreword_flags=tuple(asked.foreword_flags.split()),
     )
     budget = Budget(asked.repeats or (2 if asked.quick else 3), asked.quick)
     try:
@@ -79,6 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=_at_least_one, default=2, help="compilers at a time")
     parser.add_argument("--llama-cpp", type=Path, help="folder of a built llama-server, in place of building one")
     parser.add_argument("--foreword", default="foreword", help="command of ours, to compare another checkout's")
+    parser.add_argument("--foreword-flags", default="", help="more flags of ours, for `foreword serve`")
     parser.add_argument("--json", type=Path, help="where to write every round")
     return parser.parse_args(arguments)
 

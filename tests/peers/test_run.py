@@ -39,12 +39,13 @@ def command(tmp_path: Path, random_model: Path) -> list[str]:
 def test_a_run_says_what_it_will_take_and_prints_and_keeps_what_it_found(
     tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "--rows", "W7,W8", "--quick"]) == 0
+    assert main([*command, "--rows", "W7,W8", "--quick", "--foreword-flags", "--kv-dtype f32"]) == 0
 
     said = capsys.readouterr()
     assert "W7: about 5 s: foreword 2 × 1 s, llama.cpp 1 × 1 s" in said.err
     assert "| row | value | foreword | llama.cpp | times llama.cpp | target |" in said.out
     assert "missing: vllm: not set up by this harness" in said.out
+    assert "flags: --threads 1 --quiet --kv-dtype f32\n" in said.out
     assert "W8: llama.cpp's slots: -np 16 -kvu -c 32768" in said.out
     kept = json.loads((tmp_path / "r" / "r.json").read_text())
     assert [row["row"] for row in kept["rows"]] == ["W7", "W8"]
