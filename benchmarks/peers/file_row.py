@@ -1,5 +1,6 @@
 """The row `files`: decoding from files of other types and of another size, each beside the bandwidth."""
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -46,16 +47,21 @@ def measure(
     for number in range(max(rounds[name] for name in names)):
         asks = {kind: _ask(kind, workloads) for kind in files}
         found: dict[str, Values] = {name: {} for name in names}
+        spent = dict.fromkeys(names, 0.0)
         for kind in files:
             for name in names:
                 if number >= rounds[name]:
                     continue
+                began = time.perf_counter()
                 tell(f"{NAME} · {kind} · {name} · {number + 1} of {rounds[name]}")
                 try:
                     found[name] |= _of_file(kind, starts[kind][name], asks[kind], memories[kind])
                 except (EngineError, SetupError, OSError) as fault:
                     measured.faults[name] = f"{kind}: {fault}"
+                spent[name] += time.perf_counter() - began
         for name in names:
+            if number < rounds[name]:
+                measured.seconds[name].append(spent[name])
             measured.values[name].append(_with_predictions(found[name], memories))
     return measured
 

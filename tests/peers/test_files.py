@@ -82,6 +82,7 @@ def test_a_file_that_an_engine_fails_on_costs_it_no_other_value() -> None:
         lambda path: Memory(lambda: 1000.0, BYTES[str(path)]),
         lambda _: None,
     )
+    assert [len(seconds) for seconds in found.seconds.values()] == [1]
     assert found.faults == {"foreword": "F32: one: type not known"}
     assert found.values["foreword"] == [pytest.approx({"as pulled: tok/s": 10.0, "as pulled: of bandwidth": 1.0})]
 
