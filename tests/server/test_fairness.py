@@ -1,0 +1,116 @@
+"""One tenant beside another that asks without end (R-14): it waits for a place, not for the other's queue."""
+
+import asyncio
+import os
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from foreword.server.tenants import KeyRing, new_key
+from tests.server.conftest import StartServer
+from tests.server.crowd import Caller
+from tests.server.process import serving
+from tests.server.wire import completion_body
+
+DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
+ANSWER, LONG_ANSWER, SECONDS, RATE = 8, 60, 20, 200
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[str, str, Path]:
+    """Alice's key, Bob's, and the file of both."""
+    (alice, first), (bob, second) = new_key("alice", "user"), new_key("bob", "user")
+    file = tmp_path / "keys"
+    file.write_text(f"{first}\n{second}\n")
+    return alice, bob, file
+
+
+async def ask(port: int, key: str, text: str, answer: int = ANSWER) -> Caller:
+    body = completion_body(text, stream=True, max_tokens=answer, ignore_eos=True)
+    return await Caller.ask(port, "/v1/completions", body, key=key)
+
+
+def test_a_tenants_first_token_comes_before_anothers_queue(
+    start_server: StartServer, keys: tuple[str, str, Path]
+) -> None:
+    alice, bob, file = keys
+    live = start_server(keys=KeyRing.from_file(file), max_num_seqs=4, debug=False)
+    engine = live.service.engine
+
+    async def scene() -> tuple[int, int]:
+        crowd = [await ask(live.port, bob, f"bob {number}", LONG_ANSWER) for number in range(124)]
+        while engine.stats.num_running < 4 or engine.stats.num_waiting < 60:
+            await asyncio.sleep(0.001)
+        before = engine.stats.num_steps
+        hers = await ask(live.port, alice, "alice")
+        await hers.head()
+        steps, waiting = engine.stats.num_steps - before, engine.stats.num_waiting
+        assert hers.status == 200
+        for caller in [hers, *crowd]:
+            await caller.rest()
+        return steps, waiting
+
+    steps, waiting = asyncio.run(scene())
+
+    assert waiting > 20, "bob's queue is there when her first token comes"
+    assert steps <= 3 * LONG_ANSWER  # a place becomes free within one; bob's queue would be 30 of them
+    live.check_idle()
+
+
+async def first_tokens(port: int, key: str) -> list[float]:
+    """Seconds to the first token of one request a second."""
+    found = []
+    for number in range(SECONDS):
+        began = time.monotonic()
+        caller = await ask(port, key, f"alice asks {number}")
+        await caller.head()
+        found.append(time.monotonic() - began)
+        assert caller.status == 200
+        await caller.rest()
+        await asyncio.sleep(max(0.0, began + 1 - time.monotonic()))
+    return found
+
+
+async def flood(port: int, key: str) -> Counter[int]:
+    """So many requests a second, whatever becomes of them."""
+    statuses: Counter[int] = Counter()
+
+    async def one(number: int) -> None:
+        caller = await ask(port, key, f"bob asks {number}")
+        await caller.head()
+        statuses[caller.status] += 1
+        await caller.rest()
+
+    async with asyncio.TaskGroup() as group:
+        began = time.monotonic()
+        for number in range(RATE * SECONDS):
+            await asyncio.sleep(max(0.0, began + number / RATE - time.monotonic()))
+            group.create_task(one(number))
+    return statuses
+
+
+def p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(not DEEP, reason="40 seconds, and asserts on the wall clock")
+def test_a_tenants_p95_beside_200_requests_a_second_of_another(tiny: str, keys: tuple[str, str, Path]) -> None:
+    alice, bob, file = keys
+    with serving(tiny, "--kv-memory", "16MiB", "--api-keys", str(file), "--threads", "1") as server:
+
+        async def scene() -> tuple[list[float], list[float], Counter[int]]:
+            alone = await first_tokens(server.port, alice)
+            others = asyncio.create_task(flood(server.port, bob))
+            await asyncio.sleep(1)
+            beside = await first_tokens(server.port, alice)
+            return alone, beside, await others
+
+        alone, beside, statuses = asyncio.run(scene())
+
+        print(f"p95 {p95(alone) * 1000:.0f} ms alone, {p95(beside) * 1000:.0f} ms beside; bob got {dict(statuses)}")
+        assert set(statuses) <= {200, 429}
+        assert p95(beside) <= max(2 * p95(alone), 0.25)
