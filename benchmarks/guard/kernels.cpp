@@ -38,16 +38,13 @@ Work product(Context& context, SourceFormat format, std::size_t rows, std::size_
   };
 }
 
-// Attention of the last `num_queries` of `length` positions, 9 query heads over 3, f16.
-Work attention(Context& context, std::size_t length, std::size_t num_queries) {
-  const Shape shape{9, 3, 64, 16, KvDtype::kF16};
+// Attention of the last `num_queries` of `length` positions, 9 query heads over 3.
+Work attention(Context& context, std::size_t length, std::size_t num_queries, KvDtype dtype) {
+  const Shape shape{9, 3, 64, 16, dtype};
   const std::size_t blocks = (length + shape.block - 1) / shape.block, stride = 15 * shape.dim;
   const Sequence sequence(shape, length, 11);
   auto pool = std::make_shared<Pool>(shape, blocks);
-  for (std::size_t slot = 0; slot < length; ++slot) {
-    const std::size_t at = slot * shape.kv_heads * shape.dim;
-    pool->write(slot, &sequence.keys[at], &sequence.values[at]);
-  }
+  for (std::size_t slot = 0; slot < length; ++slot) pool->write(slot, sequence, slot);
   auto qkv = std::make_shared<std::vector<float>>(num_queries * stride, 0.125f);
   auto out = std::make_shared<std::vector<float>>(num_queries * shape.heads * shape.dim);
   auto table = std::make_shared<std::vector<std::int32_t>>(blocks);
@@ -84,8 +81,9 @@ std::map<std::string, std::function<Work(Context&)>> cases() {
           [format = format, rows](Context& context) { return product(context, format, 512, rows); };
     }
   }
-  all["attention 1 of 2048"] = [](Context& context) { return attention(context, 2048, 1); };
-  all["attention 64 of 512"] = [](Context& context) { return attention(context, 512, 64); };
+  all["attention 1 of 2048"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kF16); };
+  all["attention 1 of 2048, int8"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kInt8); };
+  all["attention 64 of 512"] = [](Context& context) { return attention(context, 512, 64, KvDtype::kF16); };
   return all;
 }
 

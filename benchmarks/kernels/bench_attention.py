@@ -20,8 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from foreword.core.config import KV_DTYPE_BYTES, KV_SCALE_BYTES, KVDtype
 from foreword.ops.backend import F32, I32, AttentionBatch, KVArray
 from foreword.ops.cpu import CpuBackend
+from foreword.ops.kv_layout import NUMPY_DTYPE, array_shapes, key_parts, value_parts
 from foreword.ops.reference import ReferenceBackend
 
 HEADS, KV_HEADS, DIM, BLOCK_SIZE = 9, 3, 64, 16  # SmolLM2-135M
@@ -37,7 +39,7 @@ class Case:
     name: str
     queries: int
     context: int
-    dtype: str
+    kv_dtype: KVDtype
     streams: int = 1
     shared: int = 0
 
@@ -52,7 +54,7 @@ class Case:
     def kv_bytes(self) -> int:
         """K and V of the distinct tokens, once."""
         tokens = self.shared + self.streams * (self.context - self.shared)
-        return tokens * KV_HEADS * DIM * 2 * np.dtype(self.dtype).itemsize
+        return tokens * KV_HEADS * 2 * (DIM * KV_DTYPE_BYTES[self.kv_dtype] + KV_SCALE_BYTES[self.kv_dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,20 @@ def make_inputs(case: Case, rng: np.random.Generator, num_layers: int) -> Inputs
         common, own = part[:num_shared], part[num_shared:].reshape(case.streams, -1)
         tables = np.concatenate([np.tile(common, (case.streams, 1)), own], axis=1)
         batches.append(make_batch(case, np.ascontiguousarray(tables)))
-    shape = (num_blocks, KV_HEADS, DIM, BLOCK_SIZE)
+    k_shape, v_shape = array_shapes(num_blocks, KV_HEADS, DIM, BLOCK_SIZE, case.kv_dtype)
+    k, v = np.empty(k_shape, NUMPY_DTYPE[case.kv_dtype]), np.empty(v_shape, NUMPY_DTYPE[case.kv_dtype])
+    for values, scales in (key_parts(k), value_parts(v)):
+        if scales is None:
+            values[:] = rng.standard_normal(values.shape, np.float32)
+        else:
+            values[:] = rng.integers(-127, 128, values.shape, np.int8)
+            scales[:] = rng.uniform(0.005, 0.015, scales.shape)
     num_tokens = case.streams * case.queries
     return Inputs(
         rng.standard_normal((num_tokens, (HEADS + 2 * KV_HEADS) * DIM), np.float32),
         batches,
-        rng.standard_normal(shape, np.float32).astype(case.dtype),
-        rng.standard_normal((*shape[:2], BLOCK_SIZE, DIM), np.float32).astype(case.dtype),
+        k,
+        v,
         np.empty((num_tokens, HEADS * DIM), np.float32),
     )
 
@@ -114,8 +123,8 @@ def dense_baseline(case: Case, rng: np.random.Generator) -> Callable[[], object]
 
 def verify(backend: CpuBackend, rng: np.random.Generator) -> None:
     """Refuse to time what is wrong."""
-    for dtype in ("float32", "float16"):
-        case = Case("check", 20, 300, dtype, streams=3, shared=128)
+    for kv_dtype in KV_DTYPE_BYTES:
+        case = Case("check", 20, 300, kv_dtype, streams=3, shared=128)
         inputs = make_inputs(case, rng, 1)
         expected = np.empty_like(inputs.out)
         batch = inputs.batches[0]
@@ -157,13 +166,15 @@ def measure(case: Case, backend: CpuBackend, rng: np.random.Generator, seconds: 
 def cases() -> list[Case]:
     """What a step of the model asks for."""
     listed = []
-    for dtype in ("float32", "float16"):
-        listed += [Case(f"prefill 512 at {context} {dtype}", 512, context, dtype) for context in (512, 2048, 6000)]
-        listed += [Case(f"decode at {context} {dtype}", 1, context, dtype) for context in (64, 1024, 6000)]
+    for kv_dtype in KV_DTYPE_BYTES:
         listed += [
-            Case(f"warm 32 at 2032 {dtype}", 32, 2032, dtype),
-            Case(f"decode 16 at 4224, nothing shared {dtype}", 1, 4224, dtype, streams=16),
-            Case(f"decode 16 at 4224, 4096 shared {dtype}", 1, 4224, dtype, streams=16, shared=4096),
+            Case(f"prefill 512 at {context} {kv_dtype}", 512, context, kv_dtype) for context in (512, 2048, 6000)
+        ]
+        listed += [Case(f"decode at {context} {kv_dtype}", 1, context, kv_dtype) for context in (64, 1024, 6000)]
+        listed += [
+            Case(f"warm 32 at 2032 {kv_dtype}", 32, 2032, kv_dtype),
+            Case(f"decode 16 at 4224, nothing shared {kv_dtype}", 1, 4224, kv_dtype, streams=16),
+            Case(f"decode 16 at 4224, 4096 shared {kv_dtype}", 1, 4224, kv_dtype, streams=16, shared=4096),
         ]
     return listed
 

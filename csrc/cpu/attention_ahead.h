@@ -13,7 +13,7 @@ namespace {
 template <std::size_t kTurns, std::size_t kLines>
 struct LinesAhead {
   static constexpr std::size_t kStep = kTurns;
-  static constexpr std::size_t kMaxPieces = kAttentionTile + 1;  // blocks of a tile, were they as short as can be
+  static constexpr std::size_t kMaxPieces = 2 * (kAttentionTile + 1);  // two a block, were they as short as can be
 
   struct Piece {
     const char* at;

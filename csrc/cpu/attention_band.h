@@ -18,6 +18,7 @@ struct UnitWork {
   float* tile_values;                                                 // [kBandRows, padded_dim]
   float* packed_keys;                                                 // panels [D, kPanel]
   float* packed_values;                                               // panels [kAttentionTile, kPanel]
+  float *key_scales, *value_scales;                                   // [kAttentionTile], of int8
 
   UnitWork(const AttentionProblem& problem, const AttentionUnit& unit, float* scratch) {
     rows = unit.num_tokens * problem.group;
@@ -37,6 +38,7 @@ struct UnitWork {
     limits = reinterpret_cast<std::int32_t*>(take(padded_rows));
     packed_keys = take(kAttentionTile * head_dim);
     packed_values = take(kAttentionTile * padded_dim);
+    for (float** part : {&key_scales, &value_scales}) *part = take(kAttentionTile);
     for (std::size_t i = 0; i < 6 * padded_rows; ++i) tile_peak[i] = 0.0f;  // the padding is computed with
   }
 };
@@ -95,6 +97,17 @@ void score_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t 
                                             ahead);
     }
   });
+}
+
+// Multiplies every row of scores, or of weights, with the scales of the tile's keys, or values.
+template <class Simd>
+void scale_band(const RowBand& band, const float* scales, std::size_t num_keys) {
+  for (std::size_t r = 0; r < band.rows; ++r) {
+    float* const row = band.scores + r * kAttentionTile;
+    for (std::size_t key = 0; key < num_keys; key += Simd::kLanes) {
+      Simd::store(row + key, Simd::load(row + key) * Simd::load(scales + key));
+    }
+  }
 }
 
 template <class Simd>
@@ -256,7 +269,9 @@ template <class Simd, std::size_t kWidth, class T, class PanelOf, class Ahead>
 FOREWORD_INLINE void attend_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t num_keys,
                                  PanelOf panel_of, TileAhead<Ahead>& ahead) {
   score_band<Simd, T>(band, keys, num_keys, ahead.values);
+  if (keys.key_scales != nullptr) scale_band<Simd>(band, keys.key_scales, num_keys);
   soften_band<Simd>(band);
+  if (keys.value_scales != nullptr) scale_band<Simd>(band, keys.value_scales, num_keys);
   if (band.end == TileEnd::kMerge) {
     merge_sums<Simd>(band);
   } else if (band.end == TileEnd::kFirst) {

@@ -62,11 +62,12 @@ struct TileBlocks {
   const T* values;
   const std::int32_t* table;
   std::size_t block_size, head_dim, block_stride, start;
+  static constexpr bool kScaled = sizeof(T) == 1;
 
   TileBlocks(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile) {
     block_size = problem.cache.block_size;
     head_dim = problem.cache.head_dim;
-    const std::size_t head_size = block_size * head_dim;
+    const std::size_t head_size = problem.cache.head_bytes() / sizeof(T);
     block_stride = problem.cache.num_kv_heads * head_size;
     keys = static_cast<const T*>(problem.cache.k) + kv_head * head_size;
     values = static_cast<const T*>(problem.cache.v) + kv_head * head_size;
@@ -94,6 +95,23 @@ FOREWORD_INLINE void for_runs(const TileBlocks<T>& blocks, std::size_t num_keys,
   }
 }
 
+// Points at the scales of the tile's keys and values, copied to where they follow one another; up to a whole vector
+// behind the last they are 0. Only codes have any.
+template <class Simd, class T, class U>
+void point_at_scales(const TileBlocks<T>& blocks, std::size_t num_keys, const UnitWork& work, TileKeys<Simd, U>& tile) {
+  tile.key_scales = tile.value_scales = nullptr;
+  if constexpr (TileBlocks<T>::kScaled) {
+    for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+      const std::size_t at = place.block + blocks.block_size * blocks.head_dim + place.offset * kKvScaleBytes;
+      __builtin_memcpy(work.key_scales + key, blocks.keys + at, run * kKvScaleBytes);
+      __builtin_memcpy(work.value_scales + key, blocks.values + at, run * kKvScaleBytes);
+    });
+    for (std::size_t key = num_keys; key % Simd::kLanes != 0; ++key) work.key_scales[key] = work.value_scales[key] = 0;
+    tile.key_scales = work.key_scales;
+    tile.value_scales = work.value_scales;
+  }
+}
+
 // Points at the tile where it lies: vectors of keys and of values are whole.
 template <class Simd, class T>
 void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<Simd, T>& tile) {
@@ -111,7 +129,7 @@ void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<S
   for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
 }
 
-// The tile's values, and all of the blocks that hold its keys (dimensions lie apart).
+// The tile's values; all of the blocks that hold its keys (dimensions lie apart), and the scales of both.
 template <class T, class Ahead>
 void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
   for_runs(blocks, num_keys, [&](std::size_t, std::size_t run, auto place) {
@@ -121,7 +139,10 @@ void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& 
 template <class T, class Ahead>
 void add_keys_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
   for_runs(blocks, num_keys, [&](std::size_t, std::size_t, auto place) {
-    ahead.add(blocks.keys + place.block, blocks.block_size * blocks.head_dim * sizeof(T));
+    const std::size_t codes = blocks.block_size * blocks.head_dim,
+                      scales = TileBlocks<T>::kScaled ? blocks.block_size * kKvScaleBytes : 0;
+    ahead.add(blocks.keys + place.block, codes * sizeof(T) + scales);
+    if (scales > 0) ahead.add(blocks.values + place.block + codes, scales);
   });
 }
 
@@ -173,7 +194,7 @@ void pack_values(const TileBlocks<T>& blocks, std::size_t num_keys, std::size_t 
 // values.
 template <class Simd, class T>
 void attend_in_place(const TileBlocks<T>& blocks, std::size_t num_keys, const TileBlocks<T>& next,
-                     std::size_t num_next_keys, const RowBand& band) {
+                     std::size_t num_next_keys, const UnitWork& work, const RowBand& band) {
   // A step of eight turns uses up to eight dimensions of four vectors: as much is asked for.
   constexpr std::size_t kTurns = 8;
   TileAhead<LinesAhead<kTurns, kTurns * 4 * Simd::kLanes * sizeof(T) / kCacheLine>> ahead;
@@ -181,6 +202,7 @@ void attend_in_place(const TileBlocks<T>& blocks, std::size_t num_keys, const Ti
   add_keys_ahead(next, num_next_keys, ahead.keys);
   TileKeys<Simd, T> tile;
   point_at_tile<Simd>(blocks, num_keys, tile);
+  point_at_scales(blocks, num_keys, work, tile);
   const auto panel_of = [&](std::size_t d) { return [&tile, d](std::size_t key) { return tile.value_rows[key] + d; }; };
   if (band.padded_dim % (2 * kPanel) == 0) {
     attend_band<Simd, 2 * kPanel>(band, tile, num_keys, panel_of, ahead);
@@ -197,6 +219,7 @@ void attend_packed(const TileBlocks<T>& blocks, std::size_t num_keys, const Tile
   pack_values<Simd>(blocks, num_keys, work.padded_dim, work.packed_values);
   TileKeys<Simd, float> tile;
   tile.key_stride = kPanel;
+  point_at_scales(blocks, num_keys, work, tile);
   for (std::size_t v = 0; v < kAttentionTile / Simd::kLanes; ++v) {
     const std::size_t key = v * Simd::kLanes;
     tile.key_vectors[v] = work.packed_keys + key / kPanel * kPanel * work.head_dim + key % kPanel;
@@ -271,7 +294,7 @@ void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std
     };
     if (unit.in_place) {
       const RowBand all(work, 0, end);
-      attend_in_place<Simd>(blocks, num_keys, next, num_next_keys, all);
+      attend_in_place<Simd>(blocks, num_keys, next, num_next_keys, work, all);
       done(0, all);
     } else {
       attend_packed<Simd>(blocks, num_keys, next, num_next_keys, work, end, done);
@@ -282,10 +305,13 @@ void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std
 
 template <class Simd>
 void attend(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
-  if (problem.cache.dtype == KvDtype::kF16) {
-    attend_unit<Simd, std::uint16_t>(problem, unit, kv_head, scratch);
-  } else {
-    attend_unit<Simd, float>(problem, unit, kv_head, scratch);
+  switch (problem.cache.dtype) {
+    case KvDtype::kF32:
+      return attend_unit<Simd, float>(problem, unit, kv_head, scratch);
+    case KvDtype::kF16:
+      return attend_unit<Simd, std::uint16_t>(problem, unit, kv_head, scratch);
+    case KvDtype::kInt8:
+      return attend_unit<Simd, std::int8_t>(problem, unit, kv_head, scratch);
   }
 }
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -26,7 +28,8 @@ inline constexpr float kScale = 0.37f;
 // One sequence's queries, keys and values, position by position; keys and values as the cache holds them.
 struct Sequence {
   std::size_t length;
-  std::vector<float> queries, keys, values;  // [length, heads * D]
+  std::vector<float> queries, keys, values;     // [length, heads * D]
+  std::vector<float> key_scales, value_scales;  // [length, J], of int8
 
   Sequence(const Shape& shape, std::size_t length, unsigned seed) : length(length) {
     std::mt19937 random(seed);
@@ -41,6 +44,16 @@ struct Sequence {
         if (shape.dtype == KvDtype::kF16) x = half_to_float(float_to_half(x));
       }
     }
+    if (shape.dtype != KvDtype::kInt8) return;
+    std::uniform_real_distribution<float> scale(0.004f, 0.02f);
+    for (const auto& [part, scales] : {std::pair{&keys, &key_scales}, std::pair{&values, &value_scales}}) {
+      scales->resize(length * shape.kv_heads);
+      for (float& x : *scales) x = scale(random);
+      for (std::size_t i = 0; i < part->size(); ++i) {
+        const float by = (*scales)[i / shape.dim];
+        (*part)[i] = by * std::clamp(std::nearbyint((*part)[i] / by), -127.0f, 127.0f);
+      }
+    }
   }
 };
 
@@ -48,47 +61,53 @@ struct Sequence {
 struct Pool {
   Shape shape;
   std::size_t num_blocks;
-  std::vector<float> k32, v32;
-  std::vector<std::uint16_t> k16, v16;
+  std::vector<std::uint8_t> k, v;
 
   Pool(const Shape& shape, std::size_t num_blocks) : shape(shape), num_blocks(num_blocks) {
-    const std::size_t size = num_blocks * shape.kv_heads * shape.dim * shape.block;
-    if (shape.dtype == KvDtype::kF32) {
-      k32.assign(size, kNan);
-      v32.assign(size, kNan);
-    } else {
-      k16.assign(size, 0x7e01);
-      v16.assign(size, 0x7e01);
-    }
+    k.assign(num_blocks * shape.kv_heads * view().head_bytes(), 0xff);  // a NaN in f32 and in f16
+    v = k;
   }
 
-  void write(std::size_t slot, const float* key, const float* value) {
-    const std::size_t block = slot / shape.block, offset = slot % shape.block;
+  void write(std::size_t slot, const Sequence& sequence, std::size_t position) {
     for (std::size_t j = 0; j < shape.kv_heads; ++j) {
-      const std::size_t head = (block * shape.kv_heads + j) * shape.dim * shape.block;
+      const std::size_t row = position * shape.kv_heads + j;
+      const float* const key = sequence.keys.data() + row * shape.dim;
+      const float* const value = sequence.values.data() + row * shape.dim;
+      const std::size_t head = (slot / shape.block * shape.kv_heads + j) * view().head_bytes();
+      if (shape.dtype == KvDtype::kInt8) {
+        write_codes(k, head, slot % shape.block, shape.block, 1, key, sequence.key_scales[row]);
+        write_codes(v, head, slot % shape.block, 1, shape.dim, value, sequence.value_scales[row]);
+        continue;
+      }
       for (std::size_t d = 0; d < shape.dim; ++d) {
-        const float k = key[j * shape.dim + d], v = value[j * shape.dim + d];
-        const std::size_t at_k = head + d * shape.block + offset, at_v = head + offset * shape.dim + d;
-        if (shape.dtype == KvDtype::kF32) {
-          k32[at_k] = k;
-          v32[at_v] = v;
-        } else {
-          k16[at_k] = float_to_half(k);
-          v16[at_v] = float_to_half(v);
-        }
+        put(k, head, d * shape.block + slot % shape.block, key[d]);
+        put(v, head, slot % shape.block * shape.dim + d, value[d]);
       }
     }
   }
 
-  KvCacheView view() {
-    const bool wide = shape.dtype == KvDtype::kF32;
-    return {wide ? static_cast<void*>(k32.data()) : k16.data(),
-            wide ? static_cast<void*>(v32.data()) : v16.data(),
-            shape.dtype,
-            num_blocks,
-            shape.kv_heads,
-            shape.dim,
-            shape.block};
+  KvCacheView view() { return {k.data(), v.data(), shape.dtype, num_blocks, shape.kv_heads, shape.dim, shape.block}; }
+
+ private:
+  void put(std::vector<std::uint8_t>& cache, std::size_t head, std::size_t element, float value) {
+    if (shape.dtype == KvDtype::kF32) {
+      std::memcpy(cache.data() + head + element * 4, &value, 4);
+    } else {
+      const std::uint16_t half = float_to_half(value);
+      std::memcpy(cache.data() + head + element * 2, &half, 2);
+    }
+  }
+
+  void write_codes(std::vector<std::uint8_t>& cache, std::size_t head, std::size_t offset, std::size_t stride,
+                   std::size_t token_stride, const float* x, float scale) {
+    for (std::size_t d = 0; d < shape.dim; ++d) {
+      if (!std::isfinite(x[d])) scale = kNan;
+    }
+    for (std::size_t d = 0; d < shape.dim; ++d) {
+      const auto code = static_cast<std::int8_t>(std::isnan(scale) ? 0.0f : std::nearbyint(x[d] / scale));
+      cache[head + d * stride + offset * token_stride] = static_cast<std::uint8_t>(code);
+    }
+    std::memcpy(cache.data() + head + shape.dim * shape.block + offset * kKvScaleBytes, &scale, kKvScaleBytes);
   }
 };
 
@@ -115,7 +134,7 @@ inline std::vector<float> attend(Context& context, const Shape& shape, const std
   std::shuffle(order.begin(), order.end(), std::mt19937(seed));
   std::size_t next = 0;
   const std::size_t width = (shape.heads + 2 * shape.kv_heads) * shape.dim + padding;
-  const std::size_t query_width = shape.heads * shape.dim, kv_width = shape.kv_heads * shape.dim;
+  const std::size_t query_width = shape.heads * shape.dim;
   std::vector<float> qkv;
   for (std::size_t s = 0; s < chunks.size(); ++s) {
     const Chunk& chunk = chunks[s];
@@ -125,7 +144,7 @@ inline std::vector<float> attend(Context& context, const Shape& shape, const std
     }
     for (std::size_t p = 0; p < chunk.end; ++p) {
       const std::size_t slot = static_cast<std::size_t>(table[p / shape.block]) * shape.block + p % shape.block;
-      pool.write(slot, chunk.sequence->keys.data() + p * kv_width, chunk.sequence->values.data() + p * kv_width);
+      pool.write(slot, *chunk.sequence, p);
     }
     for (std::size_t p = chunk.begin; p < chunk.end; ++p) {
       qkv.resize(qkv.size() + width, kNan);

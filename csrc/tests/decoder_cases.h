@@ -60,17 +60,18 @@ struct TestModel {
 
 // What a pass writes, starting from the same bytes everywhere.
 struct State {
-  std::vector<std::uint16_t> k, v;  // [layers][...]
+  std::vector<std::uint8_t> k, v;  // [layers][...]
   std::vector<float> hidden, last_hidden, qkv, attention, last_attention, gate_up;
   std::vector<KvCacheView> caches;
 
-  explicit State(std::size_t num_tokens) {
-    const std::size_t layer_size = kBlocks * kKvHeads * kDim * kBlock;
+  explicit State(std::size_t num_tokens, KvDtype dtype = KvDtype::kF16) {
+    const KvCacheView layer{nullptr, nullptr, dtype, kBlocks, kKvHeads, kDim, kBlock};
+    const std::size_t layer_size = kBlocks * kKvHeads * layer.head_bytes();
     k.resize(kLayers * layer_size);
-    for (std::size_t i = 0; i < k.size(); ++i) k[i] = static_cast<std::uint16_t>(0x3000 + i * 2654435761U % 0x900);
+    for (std::size_t i = 0; i < k.size(); ++i) k[i] = static_cast<std::uint8_t>(0x30 + i * 2654435761U % 9);
     v = k;
     for (std::size_t i = 0; i < kLayers; ++i) {
-      caches.push_back({&k[i * layer_size], &v[i * layer_size], KvDtype::kF16, kBlocks, kKvHeads, kDim, kBlock});
+      caches.push_back({&k[i * layer_size], &v[i * layer_size], dtype, kBlocks, kKvHeads, kDim, kBlock});
     }
     hidden.assign(num_tokens * kHidden, 0);
     last_hidden = hidden;

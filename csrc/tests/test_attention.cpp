@@ -14,12 +14,14 @@ std::vector<float> whole(Context& context, const Shape& shape, const Sequence& s
 
 // Largest error in units of what rounding may do.
 //
-// A score's chain of D multiply-adds and the scaling of q err by at most (D + 3) u sum|q k| scale, u = 2^-24. That,
-// taken twice (numerator and denominator), is the relative error of a weight, with 4 u for the exponential on each
-// side; a tile's sums add up to 128 u each, a merge 8 u.
+// A score's chain of D multiply-adds and the scaling of q err by at most (D + 3) u sum|q k| scale, u = 2^-24; a key of
+// int8, which is one rounding from code * scale here, and the multiplication with its scale add 2 u. That, taken twice
+// (numerator and denominator), is the relative error of a weight, with 4 u for the exponential on each side; a tile's
+// sums add up to 128 u each, a merge 8 u, a value of int8 2 u.
 double error_in_bounds(const Shape& shape, const Sequence& sequence, const std::vector<float>& out,
                        std::size_t begin = 0) {
   const double unit = std::ldexp(1.0, -24);
+  const std::size_t scaled = shape.dtype == KvDtype::kInt8 ? 2 : 0;
   const std::size_t query_width = shape.heads * shape.dim, kv_width = shape.kv_heads * shape.dim;
   double worst = 0;
   for (std::size_t p = begin; p < sequence.length; ++p) {
@@ -35,7 +37,7 @@ double error_in_bounds(const Shape& shape, const Sequence& sequence, const std::
           scores[key] += product * kScale;
           size += std::fabs(product) * kScale;
         }
-        score_error = std::max(score_error, static_cast<double>(shape.dim + 3) * unit * size);
+        score_error = std::max(score_error, static_cast<double>(shape.dim + 3 + scaled) * unit * size);
       }
       const double peak = *std::max_element(scores.begin(), scores.end());
       for (std::size_t key = 0; key <= p; ++key) {
@@ -49,7 +51,7 @@ double error_in_bounds(const Shape& shape, const Sequence& sequence, const std::
       }
       const double tiles = static_cast<double>(p / kAttentionTile + 1);
       const double keys = static_cast<double>(std::min(p + 1, kAttentionTile));
-      const double relative = 2 * score_error + (8 + 2 * keys + 8 * tiles) * unit;
+      const double relative = 2 * score_error + (8 + 2 * keys + 8 * tiles + static_cast<double>(scaled)) * unit;
       for (std::size_t d = 0; d < shape.dim; ++d) {
         const double got = out[(p - begin) * query_width + h * shape.dim + d];
         const double bound = relative * sizes[d] / total + 1e-37;
@@ -64,7 +66,7 @@ double error_in_bounds(const Shape& shape, const Sequence& sequence, const std::
 
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
-  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
     for (const auto& [heads, kv_heads] : {std::pair<std::size_t, std::size_t>{2, 2}, {6, 2}, {5, 1}}) {
       for (const std::size_t dim : {2U, 6U, 8U, 16U, 20U, 64U, 80U, 128U}) {
         const std::size_t block = dim % 3 == 0 ? 64 : dim % 5 == 0 ? 8 : 16;
@@ -102,7 +104,7 @@ TEST(attention, equals_dense_attention_within_rounding) {
 TEST(attention, long_contexts_equal_dense_attention_within_rounding) {
   for (const InstructionSet isa : instruction_sets()) {
     Context context(2, isa);
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
       const Shape shape{6, 2, 32, 16, dtype};
       const Sequence sequence(shape, 3000, 4);
       const std::vector<float> out = attend(context, shape, {{&sequence, 2990, 3000}}, 1);
@@ -136,7 +138,7 @@ TEST(attention, a_position_has_the_same_bits_however_the_prompt_is_cut) {
 TEST(attention, one_token_at_a_time_gives_the_same_bits_as_all_at_once) {
   for (const InstructionSet isa : instruction_sets()) {
     Context context(2, isa);
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
       const Shape shape{9, 3, 64, 16, dtype};
       const Sequence sequence(shape, 400, 8);
       std::vector<float> got;
@@ -151,7 +153,7 @@ TEST(attention, one_token_at_a_time_gives_the_same_bits_as_all_at_once) {
 
 TEST(attention, batch_mates_threads_strides_and_block_sizes_do_not_show) {
   for (const InstructionSet isa : instruction_sets()) {
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
       const Shape shape{6, 2, 32, 16, dtype};
       const Sequence sequence(shape, 700, 9), other(shape, 900, 10), third(shape, 40, 11);
       const Chunk chunk{&sequence, 600, 700};
@@ -174,7 +176,7 @@ TEST(attention, batch_mates_threads_strides_and_block_sizes_do_not_show) {
 
 TEST(attention, long_decodes_have_the_same_bits_with_any_number_of_threads) {
   for (const InstructionSet isa : instruction_sets()) {
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16}) {
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
       const Shape shape{9, 3, 64, 16, dtype};
       const Sequence sequence(shape, 2500, 12);
       Context one(1, isa), two(2, isa), many(7, isa);

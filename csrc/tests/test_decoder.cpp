@@ -48,9 +48,9 @@ void run_by_kernels(Context& context, const TestModel& test, const DecoderStep& 
   }
 }
 
-void check_equal_passes(Context& context, const TestModel& test, const TestStep& made, bool picks) {
+void check_equal_passes(Context& context, const TestModel& test, const TestStep& made, bool picks, KvDtype dtype) {
   const DecoderStep step = made.step(test, picks);
-  State expected(step.num_tokens), got(step.num_tokens);
+  State expected(step.num_tokens, dtype), got(step.num_tokens, dtype);
   run_by_kernels(context, test, step, expected);
   run_decoder(context, test.model, got.caches.data(), got.buffers(), step);
   CHECK(same(got.k, expected.k) && same(got.v, expected.v));
@@ -72,8 +72,10 @@ TEST(decoder, has_the_bits_of_its_kernels) {
         const TestModel test(format, format == SourceFormat::kQ8_0, context, random);
         for (std::size_t i = 0; i < kScheduled.size(); ++i) {
           const TestStep step(kScheduled[i], kContexts[i], random);
-          check_equal_passes(context, test, step, false);
-          check_equal_passes(context, test, step, true);
+          for (const KvDtype dtype : {KvDtype::kF16, KvDtype::kInt8}) {
+            check_equal_passes(context, test, step, false, dtype);
+            check_equal_passes(context, test, step, true, dtype);
+          }
         }
       }
     }
@@ -87,7 +89,7 @@ TEST(decoder, writes_keys_and_values_where_no_row_is_picked) {
   TestStep made({5}, {9}, random);
   DecoderStep step = made.step(test, true);
   step.num_rows = 0;
-  State expected(5), got(5);
+  State expected(5, KvDtype::kInt8), got(5, KvDtype::kInt8);
   run_by_kernels(context, test, step, expected);
   run_decoder(context, test.model, got.caches.data(), got.buffers(), step);
   CHECK(same(got.k, expected.k) && same(got.v, expected.v));

@@ -13,7 +13,7 @@ from tests.factories import tiny_model
 from tests.oracles.naive_prefix_cache import NaivePrefixCache
 from tests.oracles.recording import RecordedEngine, check_bits
 
-from foreword.core.config import CacheConfig, PrefixCacheKind, SchedulerConfig
+from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
 from foreword.models.base import Model
 from foreword.ops.cpu import CpuBackend
 
@@ -44,23 +44,35 @@ def model(tmp_path_factory: pytest.TempPathFactory, backend: CpuBackend) -> Mode
     return tiny_model(folder, backend, weight_dtype="q4", vocab_size=VOCAB)
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> PrefixCacheKind:
-    found: PrefixCacheKind = request.param
+@pytest.fixture(params=[*((kind, "f16") for kind in KINDS), ("radix", "int8")], ids="-".join)
+def circumstances(request: pytest.FixtureRequest) -> tuple[PrefixCacheKind, KVDtype]:
+    found: tuple[PrefixCacheKind, KVDtype] = request.param
     return found
 
 
-def make_engine(model: Model, backend: CpuBackend, kind: PrefixCacheKind, num_blocks: int = 160) -> RecordedEngine:
-    cache = CacheConfig(num_blocks=num_blocks, prefix_cache=kind, debug=True)
+@pytest.fixture
+def kind(circumstances: tuple[PrefixCacheKind, KVDtype]) -> PrefixCacheKind:
+    return circumstances[0]
+
+
+@pytest.fixture
+def kv_dtype(circumstances: tuple[PrefixCacheKind, KVDtype]) -> KVDtype:
+    return circumstances[1]
+
+
+def make_engine(
+    model: Model, backend: CpuBackend, kind: PrefixCacheKind, kv_dtype: KVDtype, num_blocks: int = 160
+) -> RecordedEngine:
+    cache = CacheConfig(num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_cache=kind, debug=True)
     return RecordedEngine(model, backend, cache, SchedulerConfig(max_num_seqs=12, max_model_len=400))
 
 
 @pytest.fixture
-def engine(model: Model, backend: CpuBackend, kind: PrefixCacheKind) -> Iterator[RecordedEngine]:
+def engine(model: Model, backend: CpuBackend, kind: PrefixCacheKind, kv_dtype: KVDtype) -> Iterator[RecordedEngine]:
     """Compares every row it computed when the test is over."""
-    engine = make_engine(model, backend, kind)
+    engine = make_engine(model, backend, kind, kv_dtype)
     yield engine
-    check_bits(engine.recorder, model, "f16", chunk=128)
+    check_bits(engine.recorder, model, kv_dtype, chunk=128)
 
 
 def stored(kind: PrefixCacheKind, num_tokens: int) -> int:
@@ -97,8 +109,8 @@ def test_a_partial_hit_inside_a_block(engine: RecordedEngine, kind: PrefixCacheK
     assert copied == (len(PROMPTS) if kind == "radix" else 0)
 
 
-def test_after_eviction_and_refill(model: Model, backend: CpuBackend, kind: PrefixCacheKind) -> None:
-    engine = make_engine(model, backend, kind, num_blocks=12)
+def test_after_eviction_and_refill(model: Model, backend: CpuBackend, kind: PrefixCacheKind, kv_dtype: KVDtype) -> None:
+    engine = make_engine(model, backend, kind, kv_dtype, num_blocks=12)
     rng = np.random.default_rng(1)
     for namespace, tokens in PROMPTS:
         engine.ask(tokens, namespace=namespace)
@@ -110,7 +122,7 @@ def test_after_eviction_and_refill(model: Model, backend: CpuBackend, kind: Pref
 
         assert (refilled.usage.cached_tokens, warm.usage.cached_tokens) == (0, stored(kind, len(tokens) - 1))
     assert engine.engine.stats().evicted_blocks > 12 * len(PROMPTS)
-    check_bits(engine.recorder, model, "f16", chunk=256)
+    check_bits(engine.recorder, model, kv_dtype, chunk=256)
 
 
 def test_after_a_fork(engine: RecordedEngine, kind: PrefixCacheKind) -> None:

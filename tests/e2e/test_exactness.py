@@ -72,7 +72,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         token_budget=draw(st.sampled_from([1, 2, 5, 13, 16, 17, 64, 200, 512])),
         max_num_seqs=draw(st.integers(1, 8)),
         num_blocks=-(-longest // 16) + draw(st.sampled_from([0, 1, 3, 10, 60])) + 1,
-        kv_dtype=draw(st.sampled_from(["f32", "f16"])),
+        kv_dtype=draw(st.sampled_from(["f32", "f16", "int8"])),
         weights=draw(st.sampled_from(WEIGHTS)),
         threads=draw(st.sampled_from([1, 2])),
         prefix_cache=draw(st.sampled_from(["radix", "hash", "none"])),
@@ -153,24 +153,26 @@ def test_law_5_logits_have_the_same_bits_in_any_company(models: Models, workload
     check_bits(recorder, models.get(workload.weights, 1)[0], workload.kv_dtype)
 
 
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
 @pytest.mark.parametrize("instruction_set", available_instruction_sets())
-def test_every_instruction_set_keeps_law_5(instruction_set: str, tmp_path: Path) -> None:
+def test_every_instruction_set_keeps_law_5(instruction_set: str, kv_dtype: KVDtype, tmp_path: Path) -> None:
     backend = CpuBackend(num_threads=2, instruction_set=instruction_set)
     model = tiny_model(tmp_path, backend, weight_dtype="q4", vocab_size=VOCAB)
     prompts = [[(5 * i + j) % VOCAB for j in range(40 + i)] for i in range(4)]
-    workload = Workload(prompts, [8] * 4, [1, 2, 1, 1], [None] * 4, [0] * 4, 13, 3, 12, "f16", "q4", 2, "radix")
+    workload = Workload(prompts, [8] * 4, [1, 2, 1, 1], [None] * 4, [0] * 4, 13, 3, 12, kv_dtype, "q4", 2, "radix")
 
     recorder = run(workload, model, backend)
 
-    check_bits(recorder, model, "f16")
+    check_bits(recorder, model, kv_dtype)
 
 
-def test_the_reference_backend_keeps_law_5_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+def test_the_reference_backend_keeps_law_5_too(kv_dtype: KVDtype, tmp_path: Path) -> None:
     backend = ReferenceBackend()
     model = tiny_model(tmp_path, backend, weight_dtype="q4", vocab_size=VOCAB)
     prompts = [[(5 * i + j) % VOCAB for j in range(17 + i)] for i in range(2)]
-    workload = Workload(prompts, [3] * 2, [1, 2], [None] * 2, [0] * 2, 7, 3, 8, "f16", "q4", 1, "none")
+    workload = Workload(prompts, [3] * 2, [1, 2], [None] * 2, [0] * 2, 7, 3, 8, kv_dtype, "q4", 1, "none")
 
     recorder = run(workload, model, backend)
 
-    check_bits(recorder, model, "f16")
+    check_bits(recorder, model, kv_dtype)

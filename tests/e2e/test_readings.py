@@ -62,7 +62,7 @@ def asked(draw: st.DrawFn) -> Asked:
         token_budget=draw(st.sampled_from([1, 3, 16, 17, 64, 512])),
         max_num_seqs=draw(st.integers(1, 8)),
         num_blocks=8 + draw(st.sampled_from([0, 2, 10, 60])),
-        kv_dtype=draw(st.sampled_from(["f32", "f16"])),
+        kv_dtype=draw(st.sampled_from(["f32", "f16", "int8"])),
         prefix_cache=draw(st.sampled_from(["radix", "hash", "none"])),
     )
 
@@ -95,8 +95,7 @@ def read(case: Asked, model: Model, backend: Backend, *, rounds: int = 2) -> lis
 
 def alone(prompt: list[int], probe: Probe, model: Model, backend: Backend, kv_dtype: KVDtype) -> Reading:
     """The same, the slow and obvious way."""
-    dtype = np.float16 if kv_dtype == "f16" else np.float32
-    caches = PrivateCaches(model.config, len(prompt), dtype=dtype)
+    caches = PrivateCaches(model.config, len(prompt), kv_dtype=kv_dtype)
     batch = caches.batch(0, len(prompt))
     hidden = model.forward(np.array(prompt, np.int32), batch, caches, Workspace(model.config, len(prompt)))[-1:].copy()
     logits = model.logits(hidden)

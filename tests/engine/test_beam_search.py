@@ -113,7 +113,7 @@ def searches(draw: st.DrawFn) -> Search:
     token_budget=st.sampled_from([1, 3, 8, 17, 64]),
     max_num_seqs=st.sampled_from([1, 2, 3, 8, 32]),
     prefix_cache=st.sampled_from(["none", "hash", "radix"]),
-    kv_dtype=st.sampled_from(["f32", "f16"]),
+    kv_dtype=st.sampled_from(["f32", "f16", "int8"]),
     recompute_all=st.sampled_from([False] * 5 + [True]),
     bystander=st.booleans(),
 )
@@ -154,7 +154,7 @@ def test_beams_equal_those_of_a_search_that_computes_everything_anew(
             search.params,
             search.eos,
             max_model_len=MAX_MODEL_LEN,
-            kv_dtype=np.float16 if kv_dtype == "f16" else np.float32,
+            kv_dtype=kv_dtype,
         )
         assert answer(group) == [(b.token_ids, b.cumulative_logprob, b.score) for b in wanted]
         usage = group.usage

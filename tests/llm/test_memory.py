@@ -32,19 +32,18 @@ print(json.dumps({"peak": int(peak.split()[1]) * 1024, "touched": touched, "weig
 """
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+@pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("f32", 4 * 16), ("f16", 2 * 16), ("int8", 16 + 4)])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 def test_pool_bytes_are_the_formula_exactly(
-    kv_dtype: KVDtype, num_heads: int, num_kv_heads: int, block_size: int
+    kv_dtype: KVDtype, head_bytes: int, num_heads: int, num_kv_heads: int, block_size: int
 ) -> None:
     model = tiny_config(num_heads=num_heads, num_kv_heads=num_kv_heads)
     cache = CacheConfig(num_blocks=37, block_size=block_size, kv_dtype=kv_dtype)
-    size = {"f32": 4, "f16": 2}[kv_dtype]
 
     storage = KVStorage(model, cache)
 
-    expected = 2 * size * model.num_layers * 37 * block_size * num_kv_heads * model.head_dim
+    expected = 2 * head_bytes * model.num_layers * 37 * block_size * num_kv_heads
     real = sum(storage.k_cache(i).nbytes + storage.v_cache(i).nbytes for i in range(model.num_layers))
     assert real == storage.num_bytes == pool_bytes(model, cache) == 37 * block_bytes(model, cache) == expected
 

@@ -5,10 +5,10 @@ No blocks, no forks, no scheduler, no early end: all beams of all lengths are ke
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from foreword.core.config import KVDtype
 from foreword.core.sampling_params import BeamSearchParams
 from foreword.models.base import Model
 from foreword.ops.backend import Backend
@@ -32,7 +32,7 @@ def beam_search(
     eos: Collection[int],
     *,
     max_model_len: int,
-    kv_dtype: Any = np.float32,
+    kv_dtype: KVDtype = "f32",
 ) -> list[NaiveBeam]:
     """The `beam_width` best continuations of a prompt, best first."""
     width, ended = params.beam_width, []

@@ -36,8 +36,7 @@ def check_bits(recorder: RecordingSampler, model: Model, kv_dtype: KVDtype, *, c
     left = set(recorder.seen)
     while left:
         longest = max(left, key=len)
-        dtype = np.float16 if kv_dtype == "f16" else np.float32
-        rows = sequential_logits(model, longest, chunk=chunk, kv_dtype=dtype)
+        rows = sequential_logits(model, longest, chunk=chunk, kv_dtype=kv_dtype)
         assert np.isfinite(rows).all()
         for length in range(1, len(longest) + 1):
             prefix = longest[:length]

@@ -10,24 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.core.config import ModelConfig
+from foreword.core.config import KVDtype, ModelConfig
 from foreword.models.base import Model
 from foreword.models.workspace import Workspace
 from foreword.ops.backend import F32, AttentionBatch
+from foreword.ops.kv_layout import NUMPY_DTYPE, array_shapes, key_parts, value_parts
 
 
 class PrivateCaches:
     """K and V of one sequence: block i holds positions `[i * block_size, (i + 1) * block_size)`."""
 
     def __init__(
-        self, config: ModelConfig, num_positions: int, *, block_size: int = 16, dtype: Any = np.float32
+        self, config: ModelConfig, num_positions: int, *, block_size: int = 16, kv_dtype: KVDtype = "f32"
     ) -> None:
         self.block_size = block_size
         self.num_blocks = -(-num_positions // block_size)
-        shape = (self.num_blocks, config.num_kv_heads, config.head_dim, block_size)
-        # NaN shows any read of what was never written.
-        self._k = [np.full(shape, np.nan, dtype) for _ in range(config.num_layers)]
-        self._v = [np.full((*shape[:2], block_size, config.head_dim), np.nan, dtype) for _ in range(config.num_layers)]
+        k_shape, v_shape = array_shapes(self.num_blocks, config.num_kv_heads, config.head_dim, block_size, kv_dtype)
+        self._k = [np.empty(k_shape, NUMPY_DTYPE[kv_dtype]) for _ in range(config.num_layers)]
+        self._v = [np.empty(v_shape, NUMPY_DTYPE[kv_dtype]) for _ in range(config.num_layers)]
+        for k, v in zip(self._k, self._v, strict=True):  # any read of what was never written shows
+            key_parts(k).poison(slice(None))
+            value_parts(v).poison(slice(None))
 
     def k_cache(self, layer: int) -> NDArray[Any]:
         return self._k[layer]
@@ -56,10 +59,10 @@ class Generated:
 
 
 def sequential_logits(
-    model: Model, token_ids: Sequence[int], *, chunk: int = 1, block_size: int = 16, kv_dtype: Any = np.float32
+    model: Model, token_ids: Sequence[int], *, chunk: int = 1, block_size: int = 16, kv_dtype: KVDtype = "f32"
 ) -> F32:
     """Logits `[len(token_ids), vocab]` of every position, computed `chunk` tokens at a time."""
-    caches = PrivateCaches(model.config, len(token_ids), block_size=block_size, dtype=kv_dtype)
+    caches = PrivateCaches(model.config, len(token_ids), block_size=block_size, kv_dtype=kv_dtype)
     workspace = Workspace(model.config, chunk)
     rows = []
     for start in range(0, len(token_ids), chunk):
@@ -70,10 +73,10 @@ def sequential_logits(
 
 
 def sequential_generate(
-    model: Model, prompt: Sequence[int], num_tokens: int, *, block_size: int = 16, kv_dtype: Any = np.float32
+    model: Model, prompt: Sequence[int], num_tokens: int, *, block_size: int = 16, kv_dtype: KVDtype = "f32"
 ) -> Generated:
     """Continue `prompt` greedily by `num_tokens` tokens, whatever they are."""
-    caches = PrivateCaches(model.config, len(prompt) + num_tokens, block_size=block_size, dtype=kv_dtype)
+    caches = PrivateCaches(model.config, len(prompt) + num_tokens, block_size=block_size, kv_dtype=kv_dtype)
     workspace = Workspace(model.config, 1)
     known, rows = list(prompt), []
     for position in range(len(prompt) + num_tokens - 1):

@@ -43,6 +43,7 @@ class KVDtype(StrEnum):
 
     f32 = "f32"
     f16 = "f16"
+    int8 = "int8"
 
 
 class Weights(StrEnum):
@@ -107,7 +108,9 @@ class ModelOptions:
     kv_cache: Annotated[
         OnOff, typer.Option(help="off: recompute everything at every step.", rich_help_panel=_ENGINE)
     ] = OnOff.on
-    kv_dtype: Annotated[KVDtype, typer.Option(help="How K and V are stored.", rich_help_panel=_ENGINE)] = KVDtype.f16
+    kv_dtype: Annotated[
+        KVDtype, typer.Option(help="How K and V are stored; int8: 8 bits, half of the memory.", rich_help_panel=_ENGINE)
+    ] = KVDtype.f16
     kv_memory: Annotated[
         str | None,
         typer.Option(

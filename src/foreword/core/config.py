@@ -7,8 +7,10 @@ from typing import Literal
 from foreword.core.errors import InvalidRequestError
 from foreword.core.types import ceil_div
 
-KVDtype = Literal["f32", "f16"]
-KV_DTYPE_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2}
+KVDtype = Literal["f32", "f16", "int8"]
+KV_DTYPE_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2, "int8": 1}
+KV_SCALE_BYTES: dict[KVDtype, int] = {"f32": 0, "f16": 0, "int8": 4}
+"""What a head of one token takes beside its elements: an f32 that int8 codes are multiplied with."""
 PrefixCacheKind = Literal["radix", "hash", "none"]
 AdmissionOrder = Literal["arrival", "longest_hit"]
 RetentionKind = Literal["slru", "lru", "lfu", "cost"]
@@ -83,8 +85,9 @@ class ModelConfig:
                 raise InvalidRequestError(name, "a positive finite number", value)
 
     def kv_bytes_per_token(self, kv_dtype: KVDtype) -> int:
-        """Bytes of K and V one token takes over all layers: 2 · bytes · layers · kv_heads · head_dim."""
-        return 2 * KV_DTYPE_BYTES[kv_dtype] * self.num_layers * self.num_kv_heads * self.head_dim
+        """Bytes of K and V one token takes over all layers: 2 · layers · kv_heads · (bytes · head_dim + scale)."""
+        head_bytes = KV_DTYPE_BYTES[kv_dtype] * self.head_dim + KV_SCALE_BYTES[kv_dtype]
+        return 2 * self.num_layers * self.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,7 @@ class CacheConfig:
         if not isinstance(self.block_size, int) or self.block_size not in (8, 16, 32, 64, 128):
             raise InvalidRequestError("block_size", "8, 16, 32, 64 or 128", self.block_size)
         if not isinstance(self.kv_dtype, str) or self.kv_dtype not in KV_DTYPE_BYTES:
-            raise InvalidRequestError("kv_dtype", " or ".join(KV_DTYPE_BYTES), self.kv_dtype)
+            raise InvalidRequestError("kv_dtype", "f32, f16 or int8", self.kv_dtype)
         if self.prefix_cache not in ("radix", "hash", "none"):
             raise InvalidRequestError("prefix_cache", "radix, hash or none", self.prefix_cache)
         if self.reuse_generated not in ("tenant", "off"):

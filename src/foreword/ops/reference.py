@@ -22,6 +22,7 @@ from foreword.ops.backend import (
     SamplingBatch,
     TopLogprobs,
 )
+from foreword.ops.kv_layout import KVParts, key_parts, value_parts
 from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart
 
 GROUP = 32  # inputs that share one scale, of weights and of rounded activations
@@ -133,7 +134,8 @@ class ReferenceBackend:
         eps: float = 0.0,
     ) -> None:
         """See `Backend.rope_store_kv`."""
-        _, num_kv_heads, head_dim, block_size = k_cache.shape
+        keys, values = key_parts(k_cache), value_parts(v_cache)
+        _, num_kv_heads, block_size, head_dim = keys.values.shape
         for t, (position, slot) in enumerate(zip(batch.positions, batch.slot_mapping, strict=True)):
             heads = qkv[t].reshape(-1, head_dim)
             num_heads = len(heads) - 2 * num_kv_heads
@@ -145,14 +147,16 @@ class ReferenceBackend:
                 if h < num_heads:
                     heads[h] = rotated
                 else:
-                    k_cache[block, h - num_heads, :, offset] = rotated
-            v_cache[block, :, offset, :] = heads[num_heads + num_kv_heads :]
+                    _store(keys, (block, h - num_heads, offset), rotated)
+            for j in range(num_kv_heads):
+                _store(values, (block, j, offset), heads[num_heads + num_kv_heads + j])
 
     def paged_attention(
         self, qkv: F32, batch: AttentionBatch, k_cache: KVArray, v_cache: KVArray, scale: float, out: F32
     ) -> None:
         """See `Backend.paged_attention`."""
-        _, num_kv_heads, head_dim, block_size = k_cache.shape
+        stored_keys, stored_values = key_parts(k_cache), value_parts(v_cache)
+        _, num_kv_heads, block_size, head_dim = stored_keys.values.shape
         num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
         for s, table in enumerate(batch.block_tables):
             first, last = batch.query_start_loc[s], batch.query_start_loc[s + 1]
@@ -161,8 +165,8 @@ class ReferenceBackend:
                 slots = [(int(table[p // block_size]), p % block_size) for p in range(length)]
                 for h in range(num_heads):
                     j = h // (num_heads // num_kv_heads)
-                    keys = np.stack([k_cache[b, j, :, o] for b, o in slots]).astype(np.float32)
-                    values = np.stack([v_cache[b, j, o, :] for b, o in slots]).astype(np.float32)
+                    keys = np.stack([_load(stored_keys, (b, j, o)) for b, o in slots])
+                    values = np.stack([_load(stored_values, (b, j, o)) for b, o in slots])
                     query = qkv[t, h * head_dim : (h + 1) * head_dim]
                     out[t, h * head_dim : (h + 1) * head_dim] = _attend(query, keys, values, np.float32(scale))
 
@@ -256,6 +260,33 @@ def _rotate(head: F32, cos_sin: F32) -> F32:
     cos, sin = cos_sin[:half], cos_sin[half:]
     first, second = head[:half], head[half:]
     return np.concatenate([first * cos - second * sin, second * cos + first * sin])
+
+
+def _store(parts: KVParts, place: tuple[int, int, int], head: F32) -> None:
+    """Round one head of one token, once, and write it to its block, KV head and offset."""
+    if parts.scales is None:
+        parts.values[place] = head
+    else:
+        parts.values[place], parts.scales[place] = _round_head(head)
+
+
+def _load(parts: KVParts, place: tuple[int, int, int]) -> F32:
+    """What is stored there, as f32."""
+    head: F32 = parts.values[place].astype(np.float32)
+    return head if parts.scales is None else head * parts.scales[place]
+
+
+def _round_head(head: F32) -> tuple[NDArray[np.int8], np.float32]:
+    """Codes of a head and their one scale: the largest magnitude is 127. What is not finite makes the scale NaN."""
+    none = np.zeros(len(head), np.int8)
+    peak = np.abs(head).max()
+    if not np.isfinite(peak):
+        return none, np.float32(np.nan)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(127) / peak
+    if not np.isfinite(inverse):  # all of it is as good as 0
+        return none, np.float32(0)
+    return np.rint(head * inverse).astype(np.int8), peak / np.float32(127)
 
 
 def _attend(query: F32, keys: F32, values: F32, scale: np.float32) -> F32:

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from foreword.core.config import KV_DTYPE_BYTES, CacheConfig, KVDtype, ModelConfig
+from foreword.core.config import CacheConfig, ModelConfig
 from foreword.core.errors import CapacityError
 from foreword.core.outputs import BlockCopy
 from foreword.core.types import BlockId
 from foreword.ops.backend import Backend, KVArray
-
-_NUMPY_DTYPE: dict[KVDtype, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
+from foreword.ops.kv_layout import NUMPY_DTYPE, array_shapes, key_parts, value_parts
 
 
 class KVStorage:
     """The pool's memory.
 
     Shapes   per layer, K is `[num_blocks, num_kv_heads, head_dim, block_size]` (transposed within a block, as the
-             attention kernel reads it) and V `[num_blocks, num_kv_heads, block_size, head_dim]`.
+             attention kernel reads it) and V `[num_blocks, num_kv_heads, block_size, head_dim]`; for int8, whose blocks
+             hold their scales too, `ops/kv_layout.py` says more.
 
     Raises:
         CapacityError: the system will not reserve that much address space.
@@ -29,11 +29,13 @@ class KVStorage:
 
     def __init__(self, model: ModelConfig, cache: CacheConfig) -> None:
         self.num_bytes = pool_bytes(model, cache)
-        shape = (cache.num_blocks, model.num_kv_heads, model.head_dim, cache.block_size)
-        dtype = _NUMPY_DTYPE[cache.kv_dtype]
+        k_shape, v_shape = array_shapes(
+            cache.num_blocks, model.num_kv_heads, model.head_dim, cache.block_size, cache.kv_dtype
+        )
+        dtype = NUMPY_DTYPE[cache.kv_dtype]
         try:
-            self._k = [_reserve(shape, dtype) for _ in range(model.num_layers)]
-            self._v = [_reserve((*shape[:2], *shape[:1:-1]), dtype) for _ in range(model.num_layers)]
+            self._k = [_reserve(k_shape, dtype) for _ in range(model.num_layers)]
+            self._v = [_reserve(v_shape, dtype) for _ in range(model.num_layers)]
         except (OSError, OverflowError, MemoryError):
             raise CapacityError(f"the KV pool of {self.num_bytes:,} bytes does not fit in memory") from None
         self._debug = cache.debug
@@ -60,8 +62,9 @@ class KVStorage:
     def poison(self, blocks: Sequence[BlockId]) -> None:
         """Fill blocks with NaN, so that reading what was never written shows in the output."""
         index = np.asarray(blocks, np.intp)
-        for array in (*self._k, *self._v):
-            array[index] = np.nan
+        for k, v in zip(self._k, self._v, strict=True):
+            key_parts(k).poison(index)
+            value_parts(v).poison(index)
 
 
 def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> KVArray:
@@ -78,11 +81,10 @@ def _reserve(shape: tuple[int, ...], dtype: np.dtype[Any]) -> KVArray:
 
 
 def pool_bytes(model: ModelConfig, cache: CacheConfig) -> int:
-    """Bytes of the whole pool: 2 · bytes · layers · tokens · kv_heads · head_dim, with tokens = blocks · block size."""
+    """Bytes of the whole pool: those of a token, times blocks · block size."""
     return model.kv_bytes_per_token(cache.kv_dtype) * cache.num_blocks * cache.block_size
 
 
 def block_bytes(model: ModelConfig, cache: CacheConfig) -> int:
     """Bytes of one block over all layers."""
-    elements = model.num_kv_heads * model.head_dim * cache.block_size
-    return 2 * KV_DTYPE_BYTES[cache.kv_dtype] * model.num_layers * elements
+    return model.kv_bytes_per_token(cache.kv_dtype) * cache.block_size
