@@ -9,11 +9,21 @@ from hypothesis import strategies as st
 
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.plan.draw import bars
-from foreword.plan.geometry import Geometry, LayerKV, uniform
+from foreword.plan.geometry import Geometry, LayerKV, StoredAs, uniform
 from foreword.plan.lengths import Lengths, read_lengths
-from foreword.plan.plan import ENGINE_OVERHEAD, Plan, PlanOptions, make_plan
+from foreword.plan.plan import ENGINE_OVERHEAD, Plan, PlanDtype, PlanOptions, make_plan
 
 SHAPE = uniform(name="", layers=2, heads=4, kv_heads=2, head_dim=8)  # 128 bytes a token in f16
+ONE = StoredAs(1)  # bytes are elements
+LATENT = Geometry(
+    name="",
+    layers=(LayerKV(k=64, v=0, heads=1),) * 3,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=24,
+    value_dim=16,
+    is_latent=True,
+)
 
 
 def planned(memory: int, lengths: list[int], geometry: Geometry = SHAPE, **options: int) -> Plan:
@@ -54,12 +64,14 @@ def held_one_by_one(geometry: Geometry, tokens: int, block_size: int, sharers: i
 def test_blocks_are_those_a_pool_would_hand_out(
     windows: list[int | None], tokens: int, block_size: int, sharers: int, share: float
 ) -> None:
-    layers = tuple(LayerKV(k=3, v=2, window=window) for window in windows)
+    layers = tuple(LayerKV(k=3, v=2, heads=1, window=window) for window in windows)
     geometry = Geometry(name="", layers=layers, num_heads=1, num_kv_heads=1, head_dim=3, value_dim=2)
     prefix = int(tokens * share)
     whole = prefix // block_size
 
-    found = geometry.shared_elements(block_size, whole) + sharers * geometry.block_elements(tokens, block_size, whole)
+    found = geometry.shared_bytes(ONE, block_size, whole) + sharers * geometry.block_bytes(
+        ONE, tokens, block_size, whole
+    )
 
     exact = held_one_by_one(geometry, tokens, block_size, sharers, prefix)
     # A window's worst case is planned: it may touch one block more than it does at just this length.
@@ -67,6 +79,25 @@ def test_blocks_are_those_a_pool_would_hand_out(
     assert exact <= found <= exact + slack
     if all(window is None for window in windows):
         assert found == exact
+
+
+@pytest.mark.parametrize(
+    ("geometry", "kv_dtype", "expected"),
+    [
+        (SHAPE, "f16", 2 * 2 * 2 * 8 * 2),
+        (SHAPE, "int8", 2 * 2 * 2 * (8 + 4)),  # layers, K and V, heads, codes and a scale
+        (SHAPE, "f8", 2 * 2 * 2 * 8),
+        (LATENT, "int8", 3 * (64 + 4)),
+        (LATENT, "f32", 3 * 64 * 4),
+    ],
+)
+def test_a_scale_is_counted_for_each_vector(geometry: Geometry, kv_dtype: PlanDtype, expected: int) -> None:
+    options = PlanOptions(memory_bytes=2**30, lengths=Lengths.of([10]), kv_dtype=kv_dtype)
+    plan = make_plan(geometry, options)
+
+    assert plan.bytes_per_token == expected
+    assert plan.block_bytes == 16 * expected
+    assert plan.requests[0].exact_bytes == 10 * expected
 
 
 @given(memory=st.integers(0, 10**7), tokens=st.integers(1, 3000), n=st.integers(1, 50), prefix=st.integers(0, 3000))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.plan.geometry import Geometry, uniform
+from foreword.plan.geometry import Geometry, StoredAs, uniform
 from foreword.plan.hf_geometry import read_hf_geometry
 from foreword.plan.lengths import Lengths
 from foreword.plan.plan import PlanOptions, RequestRow, make_plan
@@ -55,7 +55,7 @@ def test_the_issue_of_the_foundations() -> None:
 def test_bytes_of_a_token_in_f16(name: str, bytes_per_token: int, tmp_path: Path) -> None:
     geometry = geometry_of(name, tmp_path)
 
-    assert geometry.token_elements() * 2 == bytes_per_token
+    assert geometry.token_bytes(StoredAs(2)) == bytes_per_token
     assert one_request(geometry, 16).paged_bytes == 16 * bytes_per_token
 
 

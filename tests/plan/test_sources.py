@@ -8,7 +8,7 @@ import pytest
 from gguf import GGUFWriter
 
 from foreword.core.errors import ForewordError, ModelFormatError
-from foreword.plan.geometry import Geometry
+from foreword.plan.geometry import Geometry, StoredAs
 from foreword.plan.source import read_geometry
 from tests.factories import tiny_model_files
 from tests.plan.models import CONFIGS
@@ -65,7 +65,7 @@ def test_families_name_their_heads_differently(config: dict[str, Any], kv_heads:
     geometry = read(tmp_path, **SIZES, **config)
 
     assert geometry.num_kv_heads == kv_heads
-    assert geometry.token_elements() == 2 * 8 * kv_heads * 16
+    assert geometry.token_bytes(StoredAs(1)) == 2 * 8 * kv_heads * 16
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_layers_without_k_and_v_are_left_out_and_said_so(tmp_path: Path) -> None
 def test_an_unknown_family_is_read_by_the_usual_names(tmp_path: Path) -> None:
     geometry = read(tmp_path, **SIZES, model_type="tomorrow")
 
-    assert geometry.token_elements() == 2 * 8 * 64
+    assert geometry.token_bytes(StoredAs(1)) == 2 * 8 * 64
     assert "not known" in geometry.notes[0]
 
 
@@ -169,9 +169,9 @@ def test_gguf_of_other_architectures(tmp_path: Path) -> None:
     hybrid = write_metadata(tmp_path / "hybrid.gguf", "jamba", {**GGUF_SIZES, "attention.head_count_kv": [0, 2, 0, 2]})
 
     assert [layer.window for layer in read_geometry(gemma).layers] == [100, None, 100, None]
-    assert read_geometry(gemma).token_elements() == 4 * 2 * 4 * 32
-    assert (read_geometry(latent).attention, read_geometry(latent).token_elements()) == ("MLA", 4 * 64)
-    assert (len(read_geometry(hybrid).layers), read_geometry(hybrid).token_elements()) == (2, 2 * 2 * 2 * 8)
+    assert read_geometry(gemma).token_bytes(StoredAs(1)) == 4 * 2 * 4 * 32
+    assert (read_geometry(latent).attention, read_geometry(latent).token_bytes(StoredAs(1))) == ("MLA", 4 * 64)
+    assert (len(read_geometry(hybrid).layers), read_geometry(hybrid).token_bytes(StoredAs(1))) == (2, 2 * 2 * 2 * 8)
 
 
 @pytest.mark.parametrize(

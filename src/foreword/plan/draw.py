@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from foreword.core.errors import ForewordError
-from foreword.plan.plan import DTYPE_BYTES, Plan
+from foreword.plan.plan import STORED_AS, Plan
 
 _WIDTH = 48
 _BEYOND = 12  # cells of a bar that is too long
@@ -31,15 +31,15 @@ def save_plot(plan: Plan, path: Path) -> None:
     geometry, options = plan.geometry, plan.options
     longest = geometry.max_position or 2 * options.lengths.longest
     contexts = sorted({max(1, round(longest ** (point / _POINTS))) for point in range(_POINTS // 4, _POINTS + 1)})
-    size = DTYPE_BYTES[options.kv_dtype]
+    stored = STORED_AS[options.kv_dtype]
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     FigureCanvasAgg(figure)  # no window, whatever the settings of this machine say
     axes = figure.add_subplot()
     for number, row in enumerate(plan.concurrency):
-        paged = [row.requests * geometry.block_elements(n, options.block_size) * size / 2**30 for n in contexts]
+        paged = [row.requests * geometry.block_bytes(stored, n, options.block_size) / 2**30 for n in contexts]
         axes.plot(contexts, paged, color=f"C{number}", label=f"{row.requests:,} at once")
         if not geometry.is_latent and geometry.num_kv_heads < geometry.num_heads:
-            unshared = [row.requests * geometry.unshared_elements() * n * size / 2**30 for n in contexts]
+            unshared = [row.requests * geometry.unshared_bytes(stored) * n / 2**30 for n in contexts]
             axes.plot(contexts, unshared, color=f"C{number}", linestyle="--", linewidth=0.8)
     axes.axhline(plan.kv_budget_bytes / 2**30, color="0.4", linestyle=":", label="memory for K and V")
     axes.set_xscale("log", base=2)

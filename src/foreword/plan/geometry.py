@@ -16,6 +16,7 @@ class LayerKV:
 
     k: int
     v: int
+    heads: int  # vectors that `k` is made of, and `v` too where there is one
     window: int | None = None  # None: every token stays
 
     def blocks(self, tokens: int, block_size: int) -> int:
@@ -29,6 +30,23 @@ class LayerKV:
     def kept(self, tokens: int) -> int:
         """Tokens of which this layer still holds K and V after `tokens`."""
         return tokens if self.window is None else min(tokens, self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAs:
+    """Bytes of one element, and of what a head's vector has beside its elements: the scale of int8."""
+
+    element: int
+    scale: int = 0
+
+    def token(self, layer: LayerKV) -> int:
+        """Bytes of one token in one layer."""
+        vectors = layer.heads * (2 if layer.v else 1)
+        return (layer.k + layer.v) * self.element + vectors * self.scale
+
+    def vectors(self, count: int, width: int) -> int:
+        """Bytes of so many vectors."""
+        return count * (width * self.element + self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,37 +87,38 @@ class Geometry:
         windowed = sum(layer.window is not None for layer in self.layers)
         return shared if not windowed else f"{shared}, {'windowed' if windowed == len(self.layers) else 'mixed'}"
 
-    def token_elements(self) -> int:
-        """Elements of K and V that one token adds over all layers, while every window still has room."""
-        return sum(layer.k + layer.v for layer in self.layers)
+    def token_bytes(self, stored: StoredAs) -> int:
+        """Bytes of K and V that one token adds over all layers, while every window still has room."""
+        return sum(stored.token(layer) for layer in self.layers)
 
-    def unshared_elements(self) -> int:
+    def unshared_bytes(self, stored: StoredAs) -> int:
         """The same, had every query head its own K and V: multi-head attention without latent compression."""
-        return len(self.layers) * self.num_heads * (self.head_dim + self.value_dim)
+        count = len(self.layers) * self.num_heads
+        return stored.vectors(count, self.head_dim) + stored.vectors(count, self.value_dim)
 
-    def query_elements(self) -> int:
+    def query_bytes(self, stored: StoredAs) -> int:
         """What storing Q too would add a token. Nobody does: a later token never asks for it."""
-        return len(self.layers) * self.num_heads * self.head_dim
+        return stored.vectors(len(self.layers) * self.num_heads, self.head_dim)
 
-    def kept_elements(self, tokens: int) -> int:
-        """Elements that are still needed after `tokens`, to the token."""
-        return sum((layer.k + layer.v) * layer.kept(tokens) for layer in self.layers)
+    def kept_bytes(self, stored: StoredAs, tokens: int) -> int:
+        """Bytes that are still needed after `tokens`, to the token."""
+        return sum(stored.token(layer) * layer.kept(tokens) for layer in self.layers)
 
-    def block_elements(self, tokens: int, block_size: int, shared: int = 0) -> int:
-        """Elements that one sequence takes in blocks, beside `shared` leading blocks which others hold already.
+    def block_bytes(self, stored: StoredAs, tokens: int, block_size: int, shared: int = 0) -> int:
+        """Bytes that one sequence takes in blocks, beside `shared` leading blocks which others hold already.
 
         Layers with a window share none: which of their blocks are still held depends on who came last.
         """
         return sum(
-            (layer.k + layer.v)
+            stored.token(layer)
             * block_size
             * (layer.blocks(tokens, block_size) - (shared if layer.window is None else 0))
             for layer in self.layers
         )
 
-    def shared_elements(self, block_size: int, shared: int) -> int:
-        """Elements of `shared` leading blocks, held once for everybody."""
-        return sum((layer.k + layer.v) * block_size * shared for layer in self.layers if layer.window is None)
+    def shared_bytes(self, stored: StoredAs, block_size: int, shared: int) -> int:
+        """Bytes of `shared` leading blocks, held once for everybody."""
+        return sum(stored.token(layer) * block_size * shared for layer in self.layers if layer.window is None)
 
     def describe(self) -> str:
         """`30 layers, 9 heads, 3 of K and V, 64 wide: GQA`."""
@@ -125,7 +144,7 @@ def uniform(*, name: str, layers: int, heads: int, kv_heads: int, head_dim: int)
         raise InvalidRequestError("kv_heads", f"a divisor of heads ({heads})", kv_heads)
     return Geometry(
         name=name,
-        layers=(LayerKV(k=kv_heads * head_dim, v=kv_heads * head_dim),) * layers,
+        layers=(LayerKV(k=kv_heads * head_dim, v=kv_heads * head_dim, heads=kv_heads),) * layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,

@@ -43,15 +43,15 @@ def _geometry(path: Path, keys: "_Keys", count: int, heads: int, weight_bytes: i
     if latent:
         rotated = keys.integer("rope.dimension_count")
         kv_heads = [heads] * count
-        sizes = [(latent + rotated, 0)] * count
+        sizes = [(latent + rotated, 0, 1)] * count
         # Newer files give the sizes of a head's own key and value beside those of the latent vector.
         key, value = keys.integer("attention.key_length_mla", key), keys.integer("attention.value_length_mla", value)
     else:
         kv_heads = keys.per_layer("attention.head_count_kv", count, heads)
-        sizes = [(each * key, each * value) for each in kv_heads]
+        sizes = [(each * key, each * value, each) for each in kv_heads]
         if 0 in kv_heads:
             notes = (f"{kv_heads.count(0)} of {count} layers keep no K and V: left out",)
-    kept = [LayerKV(k=k, v=v, window=w) for (k, v), w in zip(sizes, windows, strict=True) if k + v]
+    kept = [LayerKV(k=k, v=v, heads=h, window=w) for (k, v, h), w in zip(sizes, windows, strict=True) if k + v]
     return Geometry(
         name=path.stem,
         layers=tuple(kept),

@@ -118,7 +118,7 @@ def _geometry(fields: "_Fields", family: _Family, notes: tuple[str, ...]) -> Geo
         notes += (f"{stateful} of {count} layers keep a state of fixed size, not K and V: left out",)
     return Geometry(
         name=str(fields.model_type),
-        layers=tuple(LayerKV(k=k, v=v, window=window) for window in windows),
+        layers=tuple(LayerKV(k=k, v=v, heads=1 if is_latent else kv_heads, window=window) for window in windows),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,

@@ -8,13 +8,18 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from foreword.core.config import KV_DTYPE_BYTES, KV_SCALE_BYTES
 from foreword.core.errors import InvalidRequestError
 from foreword.core.types import ceil_div
-from foreword.plan.geometry import Geometry
+from foreword.plan.geometry import Geometry, StoredAs
 from foreword.plan.lengths import MAX_LENGTH, Lengths
 
-PlanDtype = Literal["f32", "f16", "bf16", "f8"]
-DTYPE_BYTES: dict[PlanDtype, int] = {"f32": 4, "f16": 2, "bf16": 2, "f8": 1}
+PlanDtype = Literal["f32", "f16", "int8", "bf16", "f8"]
+STORED_AS: dict[PlanDtype, StoredAs] = {
+    **{name: StoredAs(size, KV_SCALE_BYTES[name]) for name, size in KV_DTYPE_BYTES.items()},
+    "bf16": StoredAs(2),
+    "f8": StoredAs(1),
+}
 ENGINE_OVERHEAD = 90 << 20
 """Interpreter, libraries, tokenizer and scratch memory of a foreword process: what tests/llm/test_memory.py allows."""
 WEIGHT_BYTES_A_PARAMETER = 2  # f16 or bf16, where no file says otherwise
@@ -42,8 +47,8 @@ class PlanOptions:
             raise InvalidRequestError("memory", "at least one byte", self.memory_bytes)
         if not self.concurrency or not all(1 <= n <= 10_000_000 for n in self.concurrency):
             raise InvalidRequestError("concurrency", "numbers from 1 to 10000000", self.concurrency)
-        if self.kv_dtype not in DTYPE_BYTES:
-            raise InvalidRequestError("kv_dtype", " or ".join(DTYPE_BYTES), self.kv_dtype)
+        if self.kv_dtype not in STORED_AS:
+            raise InvalidRequestError("kv_dtype", " or ".join(STORED_AS), self.kv_dtype)
         if not 1 <= self.block_size <= 4096:
             raise InvalidRequestError("block_size", "tokens from 1 to 4096", self.block_size)
         shortest = self.lengths.counts[0][0]
@@ -142,12 +147,12 @@ class Plan:
 def make_plan(geometry: Geometry, options: PlanOptions) -> Plan:
     """Work out everything for one model and one set of wishes. Cost: O(distinct lengths · layers)."""
     weight_bytes, weights_from, notes = _weights(geometry, options)
-    size = DTYPE_BYTES[options.kv_dtype]
+    stored = STORED_AS[options.kv_dtype]
     budget = max(0, options.memory_bytes - weight_bytes - ENGINE_OVERHEAD)
     reserve = options.reserve or max(geometry.max_position or 0, options.lengths.longest)
     paged, beside_prefix, prefix = _mean_bytes(geometry, options)
-    longest = geometry.block_elements(options.lengths.longest, options.block_size) * size
-    contiguous = geometry.token_elements() * reserve * size  # a window is no reason for a smaller array there
+    longest = geometry.block_bytes(stored, options.lengths.longest, options.block_size)
+    contiguous = geometry.token_bytes(stored) * reserve  # a window is no reason for a smaller array there
     if not budget:
         notes += ("weights and process take all of the memory: nothing is left for K and V",)
     if geometry.max_position is not None and options.lengths.longest > geometry.max_position:
@@ -157,10 +162,10 @@ def make_plan(geometry: Geometry, options: PlanOptions) -> Plan:
         options=options,
         weight_bytes=weight_bytes,
         weights_from=weights_from,
-        bytes_per_token=geometry.token_elements() * size,
-        without_gqa_bytes_per_token=geometry.unshared_elements() * size,
-        query_bytes_per_token=geometry.query_elements() * size,
-        block_bytes=geometry.token_elements() * options.block_size * size,
+        bytes_per_token=geometry.token_bytes(stored),
+        without_gqa_bytes_per_token=geometry.unshared_bytes(stored),
+        query_bytes_per_token=geometry.query_bytes(stored),
+        block_bytes=geometry.token_bytes(stored) * options.block_size,
         kv_budget_bytes=budget,
         reserve_tokens=reserve,
         requests=tuple(_request_row(geometry, options, tokens, contiguous) for tokens in _shown(options.lengths)),
@@ -189,14 +194,14 @@ def _weights(geometry: Geometry, options: PlanOptions) -> tuple[int, str, tuple[
 
 def _mean_bytes(geometry: Geometry, options: PlanOptions) -> tuple[float, float, int]:
     """Bytes of an average request: alone; beside a shared prefix; and of that prefix, held once."""
-    size, block = DTYPE_BYTES[options.kv_dtype], options.block_size
+    stored, block = STORED_AS[options.kv_dtype], options.block_size
     shared = options.shared_prefix // block  # a block that is shared in part is copied
     alone = beside = 0
     for tokens, count in options.lengths.counts:
-        alone += count * geometry.block_elements(tokens, block)
-        beside += count * geometry.block_elements(tokens, block, shared)
+        alone += count * geometry.block_bytes(stored, tokens, block)
+        beside += count * geometry.block_bytes(stored, tokens, block, shared)
     total = options.lengths.total
-    return alone * size / total, beside * size / total, geometry.shared_elements(block, shared) * size
+    return alone / total, beside / total, geometry.shared_bytes(stored, block, shared)
 
 
 def _shown(lengths: Lengths) -> list[int]:
@@ -207,16 +212,16 @@ def _shown(lengths: Lengths) -> list[int]:
 
 
 def _request_row(geometry: Geometry, options: PlanOptions, tokens: int, contiguous: int) -> RequestRow:
-    size = DTYPE_BYTES[options.kv_dtype]
-    exact = geometry.kept_elements(tokens) * size
+    stored = STORED_AS[options.kv_dtype]
+    exact = geometry.kept_bytes(stored, tokens)
     return RequestRow(
         tokens=tokens,
         blocks=ceil_div(tokens, options.block_size),
         exact_bytes=exact,
-        paged_bytes=geometry.block_elements(tokens, options.block_size) * size,
+        paged_bytes=geometry.block_bytes(stored, tokens, options.block_size),
         contiguous_bytes=contiguous,
-        without_gqa_bytes=geometry.unshared_elements() * tokens * size,
-        with_q_bytes=exact + geometry.query_elements() * tokens * size,
+        without_gqa_bytes=geometry.unshared_bytes(stored) * tokens,
+        with_q_bytes=exact + geometry.query_bytes(stored) * tokens,
     )
 
 
@@ -225,7 +230,7 @@ def _concurrency_row(
 ) -> ConcurrencyRow:
     paged, beside_prefix, prefix, contiguous = each
     paged_bytes, shared_bytes = math.ceil(n * paged), prefix + math.ceil(n * beside_prefix)
-    block_bytes = geometry.token_elements() * options.block_size * DTYPE_BYTES[options.kv_dtype]
+    block_bytes = geometry.token_bytes(STORED_AS[options.kv_dtype]) * options.block_size
     return ConcurrencyRow(
         requests=n,
         paged_bytes=paged_bytes,
@@ -240,12 +245,12 @@ def _concurrency_row(
 
 def _longest_context(geometry: Geometry, options: PlanOptions, n: int, budget: int) -> int:
     """The longest context that `n` requests of the same length can have, by bisection: bytes never fall with length."""
-    size, block = DTYPE_BYTES[options.kv_dtype], options.block_size
+    stored, block = STORED_AS[options.kv_dtype], options.block_size
 
     def fits(tokens: int) -> bool:
         shared = min(options.shared_prefix, tokens) // block
-        each = geometry.block_elements(tokens, block, shared)
-        return (geometry.shared_elements(block, shared) + n * each) * size <= budget
+        each = geometry.block_bytes(stored, tokens, block, shared)
+        return geometry.shared_bytes(stored, block, shared) + n * each <= budget
 
     low, high = 0, geometry.max_position or MAX_LENGTH
     while low < high:
