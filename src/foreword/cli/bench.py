@@ -30,6 +30,7 @@ class RowName(StrEnum):
     prefill = "prefill"
     batch = "batch"
     waste = "waste"
+    growth = "growth"
     quality = "quality"
     warm = "warm"
     burst = "burst"
@@ -45,7 +46,7 @@ class BenchOptions:
     """How rows are measured and shown."""
 
     repeats: Annotated[int, typer.Option("--repeats", "-r", help="Repetitions of each timed row.")] = 3
-    lengths: Annotated[str, typer.Option(help="Prompt lengths of the prefill row.")] = "512,2048,6000"
+    lengths: Annotated[str, typer.Option(help="Prompt lengths of prefill and growth.")] = "512,2048,6000"
     trace: Annotated[
         str | None,
         typer.Option(
@@ -68,8 +69,8 @@ def bench(
 ) -> None:
     """Measure speed, memory or exactness, here or through a server.
 
-    Rows: decode prefill batch waste quality warm burst interleaved rerank speculation; serve: load on a server, with
-    --url any of OpenAI's dialect; web: what the web side adds to the engine alone.
+    Rows: decode prefill batch growth waste quality warm burst interleaved rerank speculation; serve: load on a server,
+    with --url any of OpenAI's dialect; web: what the web side adds to the engine alone.
 
     All prompts are English, of an exact number of tokens, and the same on every run. The model is warmed up first;
     rates are medians. With --json each row ends with one line: row, model, threads, metrics.
@@ -106,7 +107,7 @@ def _open(model: ModelOptions, measured: BenchOptions, tell: Callable[[str], Non
 
 
 def _measure(row: RowName, bench: "Bench", lengths: list[int], measured: BenchOptions) -> "Result":
-    from foreword.bench import quality, rerank, reuse, speculation, speed
+    from foreword.bench import growth, quality, rerank, reuse, speculation, speed
     from foreword.bench.result import Result
 
     def measure_quality(bench: "Bench") -> "Metrics":
@@ -116,6 +117,7 @@ def _measure(row: RowName, bench: "Bench", lengths: list[int], measured: BenchOp
         RowName.decode: speed.decode,
         RowName.prefill: lambda bench: speed.prefill(bench, lengths),
         RowName.batch: speed.batch,
+        RowName.growth: lambda bench: growth.growth(bench, lengths),
         RowName.quality: measure_quality,
         RowName.warm: reuse.warm,
         RowName.burst: reuse.burst,
