@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foreword.core.errors import ForewordError, InvalidRequestError
@@ -100,6 +100,7 @@ def test_a_scale_is_counted_for_each_vector(geometry: Geometry, kv_dtype: PlanDt
     assert plan.requests[0].exact_bytes == 10 * expected
 
 
+@example(memory=2048, tokens=16, n=1, prefix=16)  # nothing is a request's own
 @given(memory=st.integers(0, 10**7), tokens=st.integers(1, 3000), n=st.integers(1, 50), prefix=st.integers(0, 3000))
 def test_the_most_that_fits_does_and_one_more_does_not(memory: int, tokens: int, n: int, prefix: int) -> None:
     prefix = min(prefix, tokens)

@@ -153,6 +153,9 @@ def make_plan(geometry: Geometry, options: PlanOptions) -> Plan:
     paged, beside_prefix, prefix = _mean_bytes(geometry, options)
     longest = geometry.block_bytes(stored, options.lengths.longest, options.block_size)
     contiguous = geometry.token_bytes(stored) * reserve  # a window is no reason for a smaller array there
+    most_paged = math.floor(budget / paged)
+    # Sharing never takes a block more; where it leaves a request none of its own, that is all that can be promised.
+    most_shared = max(most_paged, math.floor((budget - prefix) / beside_prefix)) if beside_prefix else most_paged
     if not budget:
         notes += ("weights and process take all of the memory: nothing is left for K and V",)
     if geometry.max_position is not None and options.lengths.longest > geometry.max_position:
@@ -173,8 +176,8 @@ def make_plan(geometry: Geometry, options: PlanOptions) -> Plan:
             _concurrency_row(geometry, options, n, (paged, beside_prefix, prefix, contiguous), budget)
             for n in options.concurrency
         ),
-        most_paged=math.floor(budget / paged),
-        most_shared=max(0, math.floor((budget - prefix) / beside_prefix)) if beside_prefix else 0,
+        most_paged=most_paged,
+        most_shared=most_shared,
         most_contiguous=budget // contiguous,
         most_longest=budget // longest,
         notes=geometry.notes + notes,
