@@ -141,7 +141,10 @@ class HTTPEngine:
                 raise EngineError(f"{self.name}: {response.status} {response.read(400)!r}")
             for line in response:
                 if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                    yield self._dialect.read(json.loads(data), answer)
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise EngineError(f"{self.name}: {str(event['error'])[:200]}")
+                    yield self._dialect.read(event, answer)
         except http.client.HTTPException as error:
             raise EngineError(f"{self.name}: {type(error).__name__} while answering") from None
         finally:

@@ -12,6 +12,8 @@ KIND = sys.argv[1]
 
 
 def events(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    if "--error" in sys.argv:
+        return [{"error": {"message": "a step took too long"}}]
     if KIND == "llama":
         count = asked["n_predict"]
         found = [

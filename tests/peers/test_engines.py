@@ -60,6 +60,12 @@ def test_a_server_that_ends_is_named_with_its_last_line() -> None:
         server("llama", LlamaDialect(), "--fail")
 
 
+@pytest.mark.parametrize(("kind", "dialect"), [("llama", LlamaDialect()), ("openai", OpenAIDialect("m"))])
+def test_an_error_in_a_stream_is_named(kind: str, dialect: Dialect) -> None:
+    with pytest.raises(EngineError, match=rf"{kind}: .*a step took too long"):
+        server(kind, dialect, "--error")
+
+
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(EngineError, match="gone: /nowhere/server: No such file"):
         HTTPEngine("gone", lambda port: ["/nowhere/server"], LlamaDialect(), {})
