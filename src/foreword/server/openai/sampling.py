@@ -13,6 +13,9 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 _SAMPLING = (
@@ -33,9 +36,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: Seed | None = None
     stop: str | list[str] | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
 
