@@ -17,6 +17,7 @@ from tests.server.wire import completion_body
 
 DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 ANSWER, LONG_ANSWER, SECONDS, RATE = 8, 60, 20, 200
+CUT = 0
 
 
 @pytest.fixture
@@ -79,10 +80,14 @@ async def flood(port: int, key: str) -> Counter[int]:
     statuses: Counter[int] = Counter()
 
     async def one(number: int) -> None:
-        caller = await ask(port, key, f"bob asks {number}")
-        await caller.head()
-        statuses[caller.status] += 1
-        await caller.rest()
+        try:
+            caller = await ask(port, key, f"bob asks {number}")
+            await caller.head()
+            await caller.rest()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            statuses[CUT] += 1  # more connections than a server takes: nobody knows yet whose they are
+        else:
+            statuses[caller.status] += 1
 
     async with asyncio.TaskGroup() as group:
         began = time.monotonic()
@@ -109,8 +114,8 @@ def test_a_tenants_p95_beside_200_requests_a_second_of_another(tiny: str, keys: 
             beside = await first_tokens(server.port, alice)
             return alone, beside, await others
 
-        alone, beside, statuses = asyncio.run(scene())
+        alone, beside, statuses = asyncio.run(asyncio.wait_for(scene(), 240))
 
         print(f"p95 {p95(alone) * 1000:.0f} ms alone, {p95(beside) * 1000:.0f} ms beside; bob got {dict(statuses)}")
-        assert set(statuses) <= {200, 429}
+        assert set(statuses) <= {200, 429, CUT}
         assert p95(beside) <= max(2 * p95(alone), 0.25)
