@@ -176,6 +176,30 @@ def test_echoed_logprobs_do_not_depend_on_the_cache(server: LiveServer) -> None:
     assert cold == warm
 
 
+def test_echoed_logprobs_over_a_prefix_that_others_read_are_the_same(server: LiveServer) -> None:
+    ids = [41 + i % 49 for i in range(90)]
+    echoed = completion_body([ids], echo=True, logprobs=5, max_tokens=1) | {"cache_salt": "echoed"}
+    plain = completion_body([ids], max_tokens=1) | {"cache_salt": "plain"}
+
+    cold = send(server.port, "POST", "/v1/completions", echoed).json["choices"]
+    for expected in (0, 89):
+        usage = send(server.port, "POST", "/v1/completions", plain).json["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == expected
+    over = send(server.port, "POST", "/v1/completions", echoed | {"cache_salt": "plain"}).json
+
+    assert over["choices"] == cold
+    assert over["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # each row is needed, so each is computed
+
+
+def test_logprobs_of_prompts_are_bounded_together(client: openai.OpenAI) -> None:
+    prompts = ["a" * 200] * 128
+
+    with pytest.raises(openai.BadRequestError, match="at most 500000 of all prompts together") as many:
+        client.completions.create(model=MODEL, prompt=prompts, max_tokens=1, echo=True, logprobs=20)
+
+    assert many.value.param == "logprobs"
+
+
 def test_a_prompt_can_be_scored_without_generating(client: openai.OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt="Hi there", max_tokens=0, echo=True, logprobs=0)
 

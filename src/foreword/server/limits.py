@@ -13,6 +13,9 @@ MAX_INPUTS = 2048
 """Texts of one request for embeddings."""
 MAX_N = 16
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 500_000
+"""Log-probabilities of the prompts of one request, about 150 bytes each: two prompts of 8,192 tokens with 20 beside
+each, or thirty with one."""
 MAX_MESSAGES = 10_000
 MAX_ITEMS = MAX_MESSAGES
 """Items of a conversation of `/v1/responses`, those of earlier responses with them."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 import foreword
-from foreword.core.errors import QueueFullError
+from foreword.core.errors import InvalidRequestError, QueueFullError
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Lease
@@ -29,7 +29,7 @@ from foreword.server.context import Asker
 from foreword.server.errors import ApiError
 from foreword.server.fingerprint import fingerprint
 from foreword.server.generation import Generation, StepReceiver
-from foreword.server.limits import Limits
+from foreword.server.limits import MAX_PROMPT_LOGPROBS, Limits
 from foreword.server.metrics import Metrics
 from foreword.server.prompts import Prompt, PromptEncoder
 from foreword.server.quotas import Permit, Quotas
@@ -289,6 +289,10 @@ class Service:
         )
 
     def _checked(self, prompts: Sequence[Prompt], params: SamplingParams) -> Sequence[Prompt]:
+        if params.prompt_logprobs is not None:
+            asked = sum(len(prompt.token_ids) for prompt in prompts) * (1 + params.prompt_logprobs)
+            if asked > MAX_PROMPT_LOGPROBS:
+                raise InvalidRequestError("logprobs", f"at most {MAX_PROMPT_LOGPROBS} of all prompts together", asked)
         for prompt in prompts:
             self.loaded.engine.check_alone(prompt.token_ids, params)
         return prompts
