@@ -117,6 +117,8 @@ MEANINGS: dict[type, dict[str, str]] = {
         "regex": "A pattern the whole answer matches, up to 64 KiB.",
         "grammar": "A grammar in llguidance's dialect of Lark, up to 64 KiB.",
         "choice": "The answer is one of these, at most 1024 of them, up to 64 KiB.",
+        "origin": "What the field is called in errors, where it came from another's request.",
+        "parts": "Of a grammar made of several wishes these, so that an error names the one to blame.",
     },
 }
 
