@@ -101,6 +101,25 @@ def tokens(steps: list[SequenceStep]) -> list[int]:
     return [token.token_id for step in steps for token in step.new_tokens]
 
 
+def test_steps_shorter_than_the_loops_work_come_many_at_once(rig: Rig) -> None:
+    """A call for each step would keep a loop that is slower than the engine from everything else, for seconds."""
+    calls: list[list[SequenceStep]] = []
+
+    async def scenario(engine: AsyncEngine) -> None:
+        streams = [ask(engine, [start, 2, 3], max_tokens=40) for start in range(8)]
+        for stream in streams:
+            stream.on_news = lambda stream=stream: calls.append(stream.take_now())  # type: ignore[misc]
+        while engine.stats.num_steps == 0 or engine.stats.num_running:  # the loop is busy for all of the steps
+            time.sleep(0.001)
+        while not all(stream.is_over for stream in streams):
+            await asyncio.sleep(0)
+
+    rig.run(scenario)
+
+    assert sum(map(len, calls)) == 8 * 40
+    assert len(calls) == 8 * 2  # all that came, and the end
+
+
 def test_streams_give_what_the_engine_gives_alone(rig: Rig, model: Model, backend: CpuBackend) -> None:
     expected = []
     for start in range(4):

@@ -71,6 +71,8 @@ class AsyncEngine:
         self._by_request: dict[str, EngineStream[Any]] = {}  # the engine thread's
         self._deadlines: deque[tuple[float, str]] = deque()  # the engine thread's, in order of arrival
         self._open: dict[EngineStream[Any], None] = {}  # the loop's
+        self._made: deque[tuple[dict[EngineStream[Any], list[Any]], list[EngineStream[Any]]]] = deque()
+        self._is_delivery_due = False
         self._numbers = itertools.count()
         self._asked: set[asyncio.Future[Any]] = set()  # the loop's
         self._lost = False
@@ -202,11 +204,23 @@ class AsyncEngine:
         if not self._open:
             self._idle.set()
 
-    def _deliver(self, items: dict[EngineStream[Any], list[Any]], ended: Sequence[EngineStream[Any]]) -> None:
+    def _deliver(self) -> None:
+        """Hand on all that steps have made since the last time, a stream's at once.
+
+        Steps of a small model can be shorter than what the loop does for one: a call for each step would then keep it
+        from everything else.
+        """
+        self._is_delivery_due = False  # before the look: what comes from here on asks for a delivery of its own
+        made = [self._made.popleft() for _ in range(len(self._made))]
+        items: dict[EngineStream[Any], list[Any]] = {}
+        for of_step, _ in made:
+            for stream, new in of_step.items():
+                items.setdefault(stream, []).extend(new)
         for stream, new in items.items():
             stream.push(new)
-        for stream in ended:
-            stream.end(None)
+        for _, ended in made:
+            for stream in ended:
+                stream.end(None)
 
     def _lose_engine(self, reason: str, error: Exception | None = None) -> None:
         """The thread has ended, or never will: nobody will ever answer what was asked."""
@@ -330,7 +344,10 @@ class AsyncEngine:
             touched[step.request_id] = stream
         ended = [stream for request_id, stream in touched.items() if self._has_ended(request_id, stream)]
         if items:
-            self._post(self._deliver, items, ended)
+            self._made.append((items, ended))
+            if not self._is_delivery_due:
+                self._is_delivery_due = True
+                self._post(self._deliver)
         for failure in result.failures:
             stream = self._by_request.get(failure.request_id)
             if stream is not None:
