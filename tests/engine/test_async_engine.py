@@ -108,7 +108,7 @@ def test_steps_shorter_than_the_loops_work_come_many_at_once(rig: Rig) -> None:
     async def scenario(engine: AsyncEngine) -> None:
         streams = [ask(engine, [start, 2, 3], max_tokens=40) for start in range(8)]
         for stream in streams:
-            stream.on_news = lambda stream=stream: calls.append(stream.take_now())  # type: ignore[misc]
+            stream.on_news = lambda stream=stream: calls.append(stream.take_now())
         while engine.stats.num_steps == 0 or engine.stats.num_running:  # the loop is busy for all of the steps
             time.sleep(0.001)
         while not all(stream.is_over for stream in streams):
