@@ -6,10 +6,10 @@
 //   score      fma chain over d = 0, 1, ... from 0
 //   peak, sum  over the tile's keys in lanes key % kLanes, each ascending; lanes then folded in halves
 //   values     fma chain over keys ascending from 0, for each d
+// and a tile is merged into those before it as acc = fma(acc, 2^(old peak - peak), tile * 2^(tile peak - peak)). Lanes
+// and rows never mix before the fold, and keys after a row's position are left out of its sums, not multiplied by zero.
 // Int8: the chains are of codes; a score, once summed, is multiplied with its key's scale, and a weight, once it is in
-// the tile's sum, with its value's: code * scale is never formed. and a tile is merged into those before it as acc =
-// fma(acc, 2^(old peak - peak), tile * 2^(tile peak - peak)). Lanes and rows never mix before the fold, and keys after
-// a row's position are left out of its sums, not multiplied by zero.
+// the tile's sum, with its value's: code * scale is never formed.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,12 @@
 // A tiny model, the state of its passes and steps of it, for tests of the decoder.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "check.h"
@@ -14,7 +18,7 @@ namespace foreword::test {
 inline constexpr std::size_t kVocab = 50, kHidden = 64, kInner = 96, kHeads = 4, kKvHeads = 2, kDim = 16, kLayers = 3;
 inline constexpr std::size_t kAttention = kHeads * kDim, kQkv = kAttention + 2 * kKvHeads * kDim;
 inline constexpr std::size_t kBlock = 8, kBlocks = 64, kPositions = 300;
-inline constexpr float kEps = 1e-5f, kScale = 0.25f;
+inline constexpr float kEps = 1e-5f, kAttentionScale = 0.25f;
 
 struct TestModel {
   std::vector<std::unique_ptr<PackedMatrix>> matrices;
@@ -23,7 +27,7 @@ struct TestModel {
   DecoderModel model{};
 
   TestModel(SourceFormat format, bool optional_parts, Context& context, std::mt19937& random) {
-    model = {matrix(format, kVocab, kHidden, context, random), {}, kHeads, kKvHeads, kDim, kEps, kScale};
+    model = {matrix(format, kVocab, kHidden, context, random), {}, kHeads, kKvHeads, kDim, kEps, kAttentionScale};
     cos_sin = random_floats(kPositions * kDim, random);
     const auto optional = [&](std::size_t size) { return optional_parts ? vector(size, random) : nullptr; };
     for (std::size_t i = 0; i < kLayers; ++i) {

@@ -28,7 +28,7 @@ void run_by_kernels(Context& context, const TestModel& test, const DecoderStep& 
                   state.caches[i]);
     paged_attention(context,
                     {state.qkv.data(), step.num_sequences, kQkv, kHeads, step.block_tables, step.max_blocks,
-                     step.query_start_loc, step.context_lens, kScale, attention, kAttention},
+                     step.query_start_loc, step.context_lens, kAttentionScale, attention, kAttention},
                     state.caches[i]);
     if (i + 1 == kLayers && step.rows != nullptr) {
       num_rows = step.num_rows;
