@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.core.config import KV_DTYPE_BYTES, KV_SCALE_BYTES, KVDtype
+from foreword.core.config import KV_DTYPE_BYTES, KVDtype, kv_head_bytes
 from foreword.ops.backend import F32, I32, AttentionBatch, KVArray
 from foreword.ops.cpu import CpuBackend
 from foreword.ops.kv_layout import NUMPY_DTYPE, array_shapes, key_parts, value_parts
@@ -54,7 +54,7 @@ class Case:
     def kv_bytes(self) -> int:
         """K and V of the distinct tokens, once."""
         tokens = self.shared + self.streams * (self.context - self.shared)
-        return tokens * KV_HEADS * 2 * (DIM * KV_DTYPE_BYTES[self.kv_dtype] + KV_SCALE_BYTES[self.kv_dtype])
+        return tokens * KV_HEADS * 2 * kv_head_bytes(self.kv_dtype, DIM)
 
 
 @dataclass(frozen=True, slots=True)

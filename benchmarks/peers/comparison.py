@@ -80,8 +80,9 @@ def asked(start: Start, ask: Callable[[Engine], Values]) -> Values:
 def _values(row: Row, start: Start, ask: Callable[[Engine], Values], memory: Memory) -> Values:
     if row.share is None:
         return asked(start, ask)
-    values, share = memory.share(row.share_of, lambda: asked(start, ask))
-    return values | {row.share: share}
+    name, rate = row.share
+    values, share = memory.share(rate, lambda: asked(start, ask))
+    return values | {name: share}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """Other files for the row `files`: the same model in other types, and a 7B-class shape with random weights."""
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape
 from numpy.typing import NDArray
 
 from benchmarks.peers.setup import SetupError, run
@@ -17,7 +19,7 @@ PULLED = "as pulled"
 F32 = "F32"
 OTHER_TYPES = ("Q8_0", "Q4_0", "Q4_K_M", F32)
 RANDOM_7B = "7B Q4_0"
-_BLOCK, _BLOCK_BYTES = 32, 18  # of Q4_0: a scale in f16, then 16 bytes of nibbles
+_TYPE = GGMLQuantizationType.Q4_0  # blocks of a scale in f16, then 16 bytes of nibbles
 _STEP = 0.004  # scale of every random block: weights of about the usual spread, so that sums stay finite
 
 
@@ -88,8 +90,8 @@ def write_random(path: Path, shape: Shape, tokenizer_of: Path) -> None:
         _write_settings(writer, shape)
         _write_vocabulary(writer, shape.vocabulary, tokenizer_of)
         for name, sizes in _tensors(shape):
-            packed, type_ = _stored(sizes)
-            writer.add_tensor_info(name, packed, np.dtype(np.uint8 if type_ else np.float32), _bytes(sizes), type_)
+            packed, dtype, type_ = _stored(sizes)
+            writer.add_tensor_info(name, packed, dtype, math.prod(packed) * dtype.itemsize, type_)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -162,21 +164,19 @@ def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "output.weight", (shape.vocabulary, shape.hidden)
 
 
-def _stored(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], GGMLQuantizationType | None]:
-    """The shape in the file, in bytes for packed types, and the type; None means f32."""
+def _stored(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], np.dtype[np.generic], GGMLQuantizationType | None]:
+    """The shape in the file, in bytes for packed types; its elements; and the type, None for f32."""
     if len(sizes) == 1:
-        return sizes, None
-    return (sizes[0], sizes[1] // _BLOCK * _BLOCK_BYTES), GGMLQuantizationType.Q4_0
-
-
-def _bytes(sizes: tuple[int, ...]) -> int:
-    return sizes[0] * 4 if len(sizes) == 1 else sizes[0] * sizes[1] // _BLOCK * _BLOCK_BYTES
+        return sizes, np.dtype(np.float32), None
+    return quant_shape_to_byte_shape(sizes, _TYPE), np.dtype(np.uint8), _TYPE
 
 
 def _values(sizes: tuple[int, ...], random: np.random.Generator) -> NDArray[np.generic]:
     """Ones for a norm, random blocks for a matrix."""
     if len(sizes) == 1:
         return np.ones(sizes, np.float32)
-    values = np.frombuffer(random.bytes(_bytes(sizes)), np.uint8).copy().reshape(-1, _BLOCK_BYTES)
+    packed = _stored(sizes)[0]
+    _, block_bytes = GGML_QUANT_SIZES[_TYPE]
+    values = np.frombuffer(random.bytes(math.prod(packed)), np.uint8).copy().reshape(-1, block_bytes)
     values[:, :2] = np.frombuffer(np.float16(_STEP).tobytes(), np.uint8)
-    return values.reshape(_stored(sizes)[0])
+    return values.reshape(packed)

@@ -27,8 +27,8 @@ class Row:
 
     `targets` are the ratios a value is held to, by peer; `limits` what the value itself is held to. `seconds` say how
     long a round takes each engine on two quiet cores, its start included; an engine that is not there does not run the
-    row, and `left_out` says why. `share` names a value that is the rate `share_of` times the bytes of a token over the
-    bandwidth measured beside it. `llama_flags` are the fastest known for the row.
+    row, and `left_out` says why. `share` names a value and the rate that it is made of, times the bytes of a token over
+    the bandwidth measured beside it. `llama_flags` are the fastest known for the row.
     """
 
     name: str
@@ -39,8 +39,7 @@ class Row:
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     llama_flags: tuple[str, ...] = _ONE_SLOT
-    share: str | None = None
-    share_of: str = ""
+    share: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +190,7 @@ ROWS: Mapping[str, AskedRow] = {
             {"decode tok/s": {"llama.cpp": 1.6}},
             {"of bandwidth": 0.75},
             _seconds(3, 5, 14, 40),
-            share="of bandwidth",
-            share_of="decode tok/s",
+            share=("of bandwidth", "decode tok/s"),
             prepare=_decode,
         ),
         AskedRow(

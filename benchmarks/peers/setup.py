@@ -1,5 +1,6 @@
 """Peers, set up in a folder of their own; what can't be set up is given back by name with the reason."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -67,7 +68,7 @@ def foreword(plan: Plan) -> Start:
             *flags,
         ]
 
-    notes = {"version": _said_by([*plan.foreword, "--version"]), "flags": " ".join(flags)}
+    notes = {"version": _said_by(*plan.foreword, "--version"), "flags": " ".join(flags)}
     return lambda: HTTPEngine(OURS, command, OpenAIDialect("m"), notes)
 
 
@@ -86,7 +87,7 @@ def llama_cpp(plan: Plan) -> Start:
     def command(port: int) -> Sequence[str]:
         return [str(server), "-m", str(plan.model), "--host", "127.0.0.1", "--port", str(port), *flags]
 
-    notes = {"version": _said_by([str(server), "--version"]), "flags": " ".join(flags)}
+    notes = {"version": _said_by(str(server), "--version"), "flags": " ".join(flags)}
     return lambda: HTTPEngine("llama.cpp", command, LlamaDialect(), notes)
 
 
@@ -106,7 +107,7 @@ def transformers(plan: Plan) -> Start:
         SetupError: pip could not install it.
     """
     kept = plan.build / "transformers" / f"{plan.model.stem}.f32"
-    flags = "generate, f32, requests that come together as one batch, no prefix cache"
+    flags = "generate, f32, requests within 50 ms as one batch (each waits that long for more), no prefix cache"
     return _worker(plan, "transformers", TRANSFORMERS, flags, str(kept))
 
 
@@ -225,9 +226,10 @@ def run(command: Sequence[str], log: Path, limit_s: float = _STEP_LIMIT_S) -> No
         raise SetupError(f"{name} ended with code {code}; see {log}")
 
 
-def _said_by(command: Sequence[str]) -> str:
+@functools.cache
+def _said_by(*command: str) -> str:
     try:
-        done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"{command[0]}: {error}") from None
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "version" in line or "foreword" in line]

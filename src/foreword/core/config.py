@@ -20,6 +20,11 @@ SpeculationKind = Literal["off", "prompt_lookup"]
 """Whether several tokens of a sequence may be computed in one step, drafted from what it said before."""
 
 
+def kv_head_bytes(kv_dtype: KVDtype, head_dim: int) -> int:
+    """Bytes of K, or of V, that one head of one token takes."""
+    return KV_DTYPE_BYTES[kv_dtype] * head_dim + KV_SCALE_BYTES[kv_dtype]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
     """How rotary frequencies are stretched. Names follow Hugging Face's `rope_scaling`."""
@@ -86,8 +91,7 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, kv_dtype: KVDtype) -> int:
         """Bytes of K and V one token takes over all layers: 2 · layers · kv_heads · (bytes · head_dim + scale)."""
-        head_bytes = KV_DTYPE_BYTES[kv_dtype] * self.head_dim + KV_SCALE_BYTES[kv_dtype]
-        return 2 * self.num_layers * self.num_kv_heads * head_bytes
+        return 2 * self.num_layers * self.num_kv_heads * kv_head_bytes(kv_dtype, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from foreword.core.errors import ForewordError
-from foreword.plan.plan import STORED_AS, Plan
+from foreword.plan.plan import Plan
 
 _WIDTH = 48
 _BEYOND = 12  # cells of a bar that is too long
@@ -31,7 +31,7 @@ def save_plot(plan: Plan, path: Path) -> None:
     geometry, options = plan.geometry, plan.options
     longest = geometry.max_position or 2 * options.lengths.longest
     contexts = sorted({max(1, round(longest ** (point / _POINTS))) for point in range(_POINTS // 4, _POINTS + 1)})
-    stored = STORED_AS[options.kv_dtype]
+    stored = options.stored
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     FigureCanvasAgg(figure)  # no window, whatever the settings of this machine say
     axes = figure.add_subplot()

@@ -59,6 +59,11 @@ class PlanOptions:
         if self.reserve is not None and not 1 <= self.reserve <= MAX_LENGTH:
             raise InvalidRequestError("max_model_len", f"tokens from 1 to {MAX_LENGTH}", self.reserve)
 
+    @property
+    def stored(self) -> StoredAs:
+        """What K and V take."""
+        return STORED_AS[self.kv_dtype]
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
@@ -147,7 +152,7 @@ class Plan:
 def make_plan(geometry: Geometry, options: PlanOptions) -> Plan:
     """Work out everything for one model and one set of wishes. Cost: O(distinct lengths · layers)."""
     weight_bytes, weights_from, notes = _weights(geometry, options)
-    stored = STORED_AS[options.kv_dtype]
+    stored = options.stored
     budget = max(0, options.memory_bytes - weight_bytes - ENGINE_OVERHEAD)
     reserve = options.reserve or max(geometry.max_position or 0, options.lengths.longest)
     paged, beside_prefix, prefix = _mean_bytes(geometry, options)
@@ -197,7 +202,7 @@ def _weights(geometry: Geometry, options: PlanOptions) -> tuple[int, str, tuple[
 
 def _mean_bytes(geometry: Geometry, options: PlanOptions) -> tuple[float, float, int]:
     """Bytes of an average request: alone; beside a shared prefix; and of that prefix, held once."""
-    stored, block = STORED_AS[options.kv_dtype], options.block_size
+    stored, block = options.stored, options.block_size
     shared = options.shared_prefix // block  # a block that is shared in part is copied
     alone = beside = 0
     for tokens, count in options.lengths.counts:
@@ -215,7 +220,7 @@ def _shown(lengths: Lengths) -> list[int]:
 
 
 def _request_row(geometry: Geometry, options: PlanOptions, tokens: int, contiguous: int) -> RequestRow:
-    stored = STORED_AS[options.kv_dtype]
+    stored = options.stored
     exact = geometry.kept_bytes(stored, tokens)
     return RequestRow(
         tokens=tokens,
@@ -233,7 +238,7 @@ def _concurrency_row(
 ) -> ConcurrencyRow:
     paged, beside_prefix, prefix, contiguous = each
     paged_bytes, shared_bytes = math.ceil(n * paged), prefix + math.ceil(n * beside_prefix)
-    block_bytes = geometry.token_bytes(STORED_AS[options.kv_dtype]) * options.block_size
+    block_bytes = geometry.token_bytes(options.stored) * options.block_size
     return ConcurrencyRow(
         requests=n,
         paged_bytes=paged_bytes,
@@ -248,7 +253,7 @@ def _concurrency_row(
 
 def _longest_context(geometry: Geometry, options: PlanOptions, n: int, budget: int) -> int:
     """The longest context that `n` requests of the same length can have, by bisection: bytes never fall with length."""
-    stored, block = STORED_AS[options.kv_dtype], options.block_size
+    stored, block = options.stored, options.block_size
 
     def fits(tokens: int) -> bool:
         shared = min(options.shared_prefix, tokens) // block
