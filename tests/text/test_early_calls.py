@@ -137,7 +137,7 @@ def test_a_call_that_breaks_stays_and_the_next_has_a_number_of_its_own() -> None
 def test_a_head_without_end_is_not_kept() -> None:
     early = EarlyCalls(NAMES, 0)
 
-    assert not any(early.take(character) for character in '{"name": "' + "f" * MAX_HEAD + '", "arguments": {')
+    assert not any(early.take(character, 1) for character in '{"name": "' + "f" * MAX_HEAD + '", "arguments": {')
     assert not early.has_told
 
 

@@ -122,13 +122,13 @@ class ConstraintCompiler:
         if self._vocabulary is None:
             self._vocabulary = _vocabulary(self._tokenizer)
         matcher = LLMatcher(self._vocabulary, _grammar(wanted), log_level=0, limits=_limits())
-        if matcher.is_error():
-            for part in wanted.parts:
-                self._compile(part)  # says which of them it is
-            raise _refusal(wanted, matcher.get_error())
         try:
+            if matcher.is_error():
+                raise ConstraintError(matcher.get_error())
             constraint = GrammarConstraint(matcher)
         except ConstraintError as error:
+            for part in wanted.parts:
+                self._compile(part)  # says which of them it is
             raise _refusal(wanted, str(error)) from None
         ends = sum(1 << token_id for token_id in self._tokenizer.eos_token_ids)
         if not int.from_bytes(constraint.start().allowed_tokens, "little") & ~ends:
@@ -218,7 +218,7 @@ def _with_options(wanted: StructuredOutput) -> str:
 def _take_in(matcher: "LLMatcher", token_ids: Sequence[TokenId]) -> None:
     if not matcher.consume_tokens([*token_ids]):
         told = "a token does not fit, or takes more work than is granted"
-        raise ConstraintError(f"structured_output: {told} ({_first_line(matcher.get_error())})")
+        raise ConstraintError(f"{told} ({_first_line(matcher.get_error())})")
 
 
 def _allowed_tokens(matcher: "LLMatcher") -> bytes:
@@ -226,9 +226,9 @@ def _allowed_tokens(matcher: "LLMatcher") -> bytes:
     allowed = matcher.compute_bitmask()
     if matcher.is_error():
         told = "which token may come next takes more work than is granted"
-        raise ConstraintError(f"structured_output: {told} ({_first_line(matcher.get_error())})")
+        raise ConstraintError(f"{told} ({_first_line(matcher.get_error())})")
     if not any(allowed):
-        raise ConstraintError("structured_output: no token of the vocabulary can follow")
+        raise ConstraintError("no token of the vocabulary can follow")
     return allowed
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from foreword.text.json_scanner import SPACE, JsonScanner, Scan
+from foreword.text.json_scanner import SPACE
 
 MAX_HEAD = 256
 _HEAD = re.compile(r'[\s\[,]*\{"name": "([A-Za-z0-9_-]+)", "(?:arguments|parameters)": \{')
@@ -33,23 +33,25 @@ class EarlyCalls:
         self._names = names
         self._first = self.num_complete = num_before
         self._head: str | None = ""  # what was read of a call before its arguments; None once there is nothing to tell
-        self._arguments: JsonScanner | None = None
+        self._outside: int | None = None  # while in arguments: depth of what holds them
         self._awaits_end = False  # of a call's object, behind its arguments
 
     @property
     def num_begun(self) -> int:
         """Calls told of, and those before."""
-        return self.num_complete + (self._arguments is not None or self._awaits_end)
+        return self.num_complete + (self._outside is not None or self._awaits_end)
 
     @property
     def has_told(self) -> bool:
         """True once a call has begun."""
         return self.num_begun > self._first
 
-    def take(self, character: str) -> list[ToolCallDelta]:
-        """Read one more character; what it tells."""
-        if self._arguments is not None:
-            return self._take_arguments(self._arguments, character)
+    def take(self, character: str, depth: int) -> list[ToolCallDelta]:
+        """Read one more character, with which so many objects and lists are open; what it tells."""
+        if self._outside is not None:
+            if depth == self._outside:
+                self._outside, self._awaits_end = None, True
+            return [ToolCallDelta(self.num_complete, None, character)]
         if self._awaits_end:
             if character not in SPACE:
                 self._awaits_end = False
@@ -65,12 +67,5 @@ class EarlyCalls:
         head = _HEAD.fullmatch(self._head)
         if head is None or head[1] not in self._names:
             return []
-        self._head, self._arguments = "", JsonScanner()
-        self._arguments.take(character)
+        self._head, self._outside = "", depth - 1
         return [ToolCallDelta(self.num_complete, head[1], ""), ToolCallDelta(self.num_complete, None, character)]
-
-    def _take_arguments(self, scanner: JsonScanner, character: str) -> list[ToolCallDelta]:
-        found = scanner.take(character)
-        if found is not Scan.MORE:
-            self._arguments, self._awaits_end = None, True
-        return [] if found is Scan.BROKEN else [ToolCallDelta(self.num_complete, None, character)]

@@ -19,7 +19,7 @@ class JsonScanner:
     """Finds the end of a JSON object or list; what can't be JSON at all is seen at the first such character."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self.depth = 0  # objects and lists that are open
         self._is_in_string = False
         self._is_escaped = False
 
@@ -28,13 +28,13 @@ class JsonScanner:
         if self._is_in_string:
             return self._take_in_string(character)
         if character in "{[":
-            self._depth += 1
-            return Scan.MORE if self._depth <= MAX_DEPTH else Scan.BROKEN
-        if self._depth == 0:
+            self.depth += 1
+            return Scan.MORE if self.depth <= MAX_DEPTH else Scan.BROKEN
+        if self.depth == 0:
             return Scan.MORE if character in SPACE else Scan.BROKEN
         if character in "}]":
-            self._depth -= 1
-            return Scan.MORE if self._depth else Scan.COMPLETE
+            self.depth -= 1
+            return Scan.MORE if self.depth else Scan.COMPLETE
         if character == '"':
             self._is_in_string = True
             return Scan.MORE

@@ -141,7 +141,7 @@ class ToolCallParser:
                 self._call(calls)
 
     def _take_early(self, early: EarlyCalls, character: str) -> None:
-        deltas = early.take(character)
+        deltas = early.take(character, self._scanner.depth)
         self._num_calls = early.num_complete
         if deltas:
             self._gap, self._is_behind_call = [], True
