@@ -39,6 +39,11 @@ def test_one_line_of_json_for_machines(run: Run, trace: str) -> None:
     assert ran.json["index"] == "hash"
 
 
+def test_what_is_wrong_in_a_pipe_is_told_of_stdin_and_options_before_it_is_read(run: Run) -> None:
+    assert run("replay", "-", stdin="no trace").err.startswith("foreword: stdin: ")
+    assert "kv_bytes" in run("replay", "-", "--kv-bytes", "0", stdin="no trace").err
+
+
 def test_a_trace_may_be_piped_in(run: Run, trace: str) -> None:
     piped = run("replay", "-", "--capacity", "64", "--json", stdin=Path(trace).read_text()).json
 

@@ -200,4 +200,4 @@ def _computed(now: "Score", then: "Score") -> tuple[str, str]:
 def _cost(now: "Score", then: "Score", judged: Judged) -> tuple[str, str]:
     if judged.price is None:
         return f"{now.cost:,.0f}", f"{then.cost:,.0f}"
-    return f"{now.cost * judged.price / 1e6:,.2f}", f"{then.cost * judged.price / 1e6:,.2f}"
+    return f"{now.money(judged.price):,.2f}", f"{then.money(judged.price):,.2f}"

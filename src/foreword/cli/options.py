@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import math
 import re
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from foreword.cli.environment import DEFAULT_MODEL
-from foreword.cli.text_input import read_text
+from foreword.cli.text_input import parse_json, read_text
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.structured_output import StructuredOutput
@@ -263,14 +262,7 @@ class SamplingOptions:
 
 def _read_schema(file: str) -> str:
     text = read_text(file)
-    try:
-        is_object = isinstance(json.loads(text), dict)
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno}, column {error.colno}"
-        raise ForewordError(f"--json-schema {file}: not JSON at {at}: {error.msg}") from None
-    except (ValueError, RecursionError):
-        raise ForewordError(f"--json-schema {file}: JSON nested too deeply, or with a number too long") from None
-    if not is_object:
+    if not isinstance(parse_json(text, f"--json-schema {file}"), dict):
         raise ForewordError(f"--json-schema {file}: expected a JSON object")
     return text
 

@@ -100,18 +100,17 @@ def replay(
     from foreword.replay.replay import replay as run
     from foreword.replay.trace import Trace
 
-    with file_or_stdin(trace) as path:
-        if sent.url is not None:
+    if sent.url is not None:
+        with file_or_stdin(trace) as path:
             _send(path, compared, read, sent, shown)
-            return
-        if shown.kv_bytes is not None and shown.kv_bytes < 1:
-            raise InvalidRequestError("kv_bytes", "at least 1", shown.kv_bytes)
-        if shown.plot is not None:
-            check_plot(shown.plot)
-        options = _replay_options(compared)
-        opened = Trace(path, _trace_options(compared, read))
-        with progress(hidden=shown.quiet or shown.json) as tell:
-            result = run(opened, options, tell)
+        return
+    if shown.kv_bytes is not None and shown.kv_bytes < 1:
+        raise InvalidRequestError("kv_bytes", "at least 1", shown.kv_bytes)
+    if shown.plot is not None:
+        check_plot(shown.plot)
+    options, how = _replay_options(compared), _trace_options(compared, read)
+    with file_or_stdin(trace) as path, progress(hidden=shown.quiet or shown.json) as tell:
+        result = run(Trace(path, how), options, tell)
     if shown.plot is not None:
         save_plot(result, shown.plot, shown.kv_bytes)
     if shown.json:

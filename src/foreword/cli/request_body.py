@@ -1,10 +1,13 @@
 """Requests as clients send them, OpenAI's or Anthropic's, turned into one prompt: messages, text or token ids."""
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from foreword.cli.text_input import parse_json
 from foreword.core.errors import ForewordError, InvalidRequestError
+
+_BODY = re.compile(r'\s*\{\s*(?:["}]|$)')  # what begins like a request is none but a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +40,12 @@ def read_request(text: str, where: str) -> AskedPrompt:
     Raises:
         ForewordError: a JSON object that is no request, or what begins like one and can't be read.
     """
-    found = None
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        if text.lstrip()[:1] == "{" and text.lstrip()[1:].lstrip()[:1] in ('"', ""):
-            at = f"line {error.lineno}, column {error.colno}"
-            raise ForewordError(f"{where}: not JSON at {at}: {error.msg}") from None
-    except (ValueError, RecursionError):
-        raise ForewordError(f"{where}: JSON nested too deeply, or with a number too long") from None
-    if not isinstance(found, dict):
-        if not text:
-            raise ForewordError(f"{where}: nothing in it")
-        return AskedPrompt(prompt=text)
-    return from_body(found, where)
+    found = parse_json(text, where) if _BODY.match(text) else None
+    if isinstance(found, dict):
+        return from_body(found, where)
+    if not text:
+        raise ForewordError(f"{where}: nothing in it")
+    return AskedPrompt(prompt=text)
 
 
 def from_body(found: Mapping[str, object], where: str) -> AskedPrompt:
@@ -92,24 +87,19 @@ def _responses_parts(
 
     from foreword.server.errors import ApiError
     from foreword.server.openai.messages import plain_messages
-    from foreword.server.openai.responses_items import InputItem, chat_messages
-    from foreword.server.openai.responses_tools import ResponseTools, chat_tools
-    from foreword.server.openai.schema import ChatMessage, ChatRequest
+    from foreword.server.openai.responses_chat import chat_of, own_items
+    from foreword.server.openai.responses_schema import InputTokensRequest
 
     if found.get("previous_response_id") is not None:
         raise ForewordError(
             f"{where}: previous_response_id: what came before is not in this body; give the whole input"
         )
+    given = {name: found[name] for name in ("input", "instructions", "tools") if name in found}
     try:
-        given = msgspec.convert(found["input"], str | list[InputItem])
-        instructions = msgspec.convert(found.get("instructions"), str | None)
-        tools = msgspec.convert(found.get("tools"), ResponseTools | None)
-        messages = chat_messages([InputItem(role="user", content=given)] if isinstance(given, str) else given)
-        if instructions is not None:
-            messages.insert(0, ChatMessage("system", instructions))
-        chat = ChatRequest(model="", messages=messages, tools=[*chat_tools(tools)] or None)
-        return tuple(plain_messages(chat.messages)), tuple(chat.tool_use().as_json() or ())
-    except msgspec.ValidationError as error:
+        body = msgspec.convert(given, InputTokensRequest).as_request("")
+        chat = chat_of(body, own_items(body))
+        return tuple(plain_messages(chat.messages)), tuple(chat.tool_use().as_json())
+    except (msgspec.ValidationError, InvalidRequestError) as error:
         raise ForewordError(f"{where}: {error}") from None
     except ApiError as error:
         raise ForewordError(f"{where}: {error.message}") from None

@@ -1,9 +1,10 @@
 """Text from files, pipes and arguments."""
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,6 +36,20 @@ def read_text(path: str) -> str:
         raise ForewordError(f"{name}: not UTF-8 text (byte {error.start})") from None
 
 
+def parse_json(text: str, where: str) -> object:
+    """The value a JSON text stands for.
+
+    Raises:
+        ForewordError: it is none; says where it parts from one.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ForewordError(f"{where}: not JSON at line {error.lineno}, column {error.colno}: {error.msg}") from None
+    except (ValueError, RecursionError):
+        raise ForewordError(f"{where}: JSON nested too deeply, or with a number too long") from None
+
+
 @contextmanager
 def file_or_stdin(path: Path) -> Iterator[Path]:
     """The file, or for `-` a passing one that holds all of stdin, as it is read more than once.
@@ -45,14 +60,17 @@ def file_or_stdin(path: Path) -> Iterator[Path]:
     if str(path) != "-":
         yield path.expanduser()
         return
-    with TemporaryDirectory(prefix="foreword-") as folder:
-        kept = Path(folder) / "stdin"
+    with ExitStack() as held:
         try:
+            kept = Path(held.enter_context(TemporaryDirectory(prefix="foreword-"))) / "stdin"
             with kept.open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file, 2**20)
         except OSError as error:
             raise ForewordError(f"stdin: {(error.strerror or 'cannot be kept').lower()}") from None
-        yield kept
+        try:
+            yield kept
+        except ForewordError as error:  # nobody knows the file by the name it has here
+            raise ForewordError(str(error).replace(str(kept), "stdin")) from None
 
 
 def prompt_text(prompt: str | None, file: str | None) -> str:

@@ -49,6 +49,10 @@ class Score:
         rest = self.tokens - self.read - self.written
         return self.read * rules.read_price + self.written * rules.write_price + rest
 
+    def money(self, price: float) -> float:
+        """The same, at the price of a million uncached input tokens."""
+        return self.cost * price / 1e6
+
 
 @dataclass(slots=True)
 class Finding:
@@ -283,5 +287,5 @@ def _share_gain(findings: dict[tuple[Cause, str], Finding], before: Pass, after:
 
 
 def _score_json(score: Score, price: float | None) -> dict[str, object]:
-    money = None if price is None else round(score.cost * price / 1e6, 6)
+    money = None if price is None else round(score.money(price), 6)
     return {**asdict(score), "hit_rate": round(score.hit_rate, 6), "cost": round(score.cost, 1), "money": money}

@@ -67,10 +67,12 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
         prefill: str = "",
+        param: str = "messages",
     ) -> Prompt:
         """Token ids of a conversation, with answers of ours in the tokens they were generated in. Takes time.
 
-        `tools` are as `ToolUse.as_json` gives them; `prefill` begins the assistant's answer.
+        `tools` are as `ToolUse.as_json` gives them; `prefill` begins the assistant's answer; `param` names the field
+        that the conversation came in.
 
         Raises:
             ApiError, InvalidRequestError: malformed, or longer than the context.
@@ -78,7 +80,7 @@ class PromptEncoder:
         if kwargs and not RESERVED_KWARGS.isdisjoint(kwargs):
             expected = f"names other than {', '.join(sorted(RESERVED_KWARGS))}"
             raise InvalidRequestError("chat_template_kwargs", expected, sorted(kwargs))
-        self.check_size([messages, kwargs, tools], "messages")
+        self.check_size([messages, kwargs, tools], param)
         ids = self.chat_template.encode(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **(kwargs or {})
         )
@@ -86,7 +88,7 @@ class PromptEncoder:
             ids += self._tokenizer.encode(prefill, add_special_tokens=False)
         with self._turns_lock:
             ids = self._turns.splice(ids, namespace)
-        self._check_len(ids, "messages")
+        self._check_len(ids, param)
         return Prompt(ids)
 
     def render_chat(

@@ -9,20 +9,13 @@ from foreword.server.errors import ApiError
 from foreword.server.openai.caching import with_cache
 from foreword.server.openai.messages import plain_messages
 from foreword.server.openai.responses_answer import ResponseAnswer
-from foreword.server.openai.responses_items import InputItem, chat_messages, listed_items
+from foreword.server.openai.responses_chat import chat_of, own_items
+from foreword.server.openai.responses_items import InputItem, listed_items
 from foreword.server.openai.responses_schema import ResponsesRequest
 from foreword.server.openai.responses_store import StoredResponse, conversation
-from foreword.server.openai.responses_tools import chat_tools
-from foreword.server.openai.schema import ChatMessage, ChatRequest
+from foreword.server.openai.schema import ChatRequest
 from foreword.server.prompts import Prompt
 from foreword.server.service import Service
-
-
-def own_items(body: ResponsesRequest) -> list[InputItem]:
-    """The items a request adds to its conversation."""
-    if isinstance(body.input, str):
-        return [InputItem(role="user", content=body.input)]
-    return body.input or []
 
 
 def make_prompt(
@@ -52,30 +45,14 @@ def _chat(
     service: Service, body: ResponsesRequest, asker: Asker, chain: Sequence[StoredResponse], own: Sequence[InputItem]
 ) -> ChatRequest:
     """The conversation as chat has it, without what there is no room for if that is to be dropped."""
-    known = conversation(chain)
-    messages = chat_messages([*known, *own], len(known))
-    if body.instructions is not None:
-        messages.insert(0, ChatMessage("system", body.instructions))
-    chat = ChatRequest(
-        model=body.model,
-        messages=messages,
-        tools=[*chat_tools(body.tools)] or None,
-        chat_template_kwargs=body.chat_template_kwargs,
-        prompt_cache_key=body.prompt_cache_key,
-        prompt_cache_options=body.prompt_cache_options,
-        prompt_cache_retention=body.prompt_cache_retention,
-    )
+    chat = chat_of(body, own, conversation(chain))
     return _fitting(service, chat, asker, body.max_output_tokens) if body.truncation == "auto" else chat
 
 
 def _encoded(service: Service, chat: ChatRequest, asker: Asker) -> Prompt:
     tools, kwargs = chat.tool_use().as_json(), chat.chat_template_kwargs
-    try:
-        return service.prompts.encode_chat(plain_messages(chat.messages), asker.namespace, tools=tools, kwargs=kwargs)
-    except ApiError as error:
-        if error.code != "context_length_exceeded":
-            raise
-        raise ApiError(400, error.message.replace("messages has", "input has"), "input", error.code) from None
+    messages = plain_messages(chat.messages)
+    return service.prompts.encode_chat(messages, asker.namespace, tools=tools, kwargs=kwargs, param="input")
 
 
 def _fitting(service: Service, chat: ChatRequest, asker: Asker, max_output_tokens: int | None) -> ChatRequest:
