@@ -15,36 +15,25 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.input_token_count_params import InputTokenCountParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from foreword.server.anthropic.schema import MESSAGES_IGNORED, MESSAGES_REFUSED, CountRequest, MessagesRequest
+from foreword.server.anthropic.schema import CountRequest, MessagesRequest
 from foreword.server.app import all_routes
 from foreword.server.openai.embeddings import EmbeddingRequest
-from foreword.server.openai.responses_schema import (
-    INPUT_TOKENS_IGNORED,
-    INPUT_TOKENS_REFUSED,
-    RESPONSES_IGNORED,
-    RESPONSES_REFUSED,
-    InputTokensRequest,
-    ResponsesRequest,
-)
-from foreword.server.openai.schema import CHAT_IGNORED, CHAT_REFUSED, ChatRequest, CompletionRequest
-from foreword.server.rerank_schema import RERANK_IGNORED, RERANK_REFUSED, RerankRequest, ScoreRequest
+from foreword.server.openai.responses_schema import InputTokensRequest, ResponsesRequest
+from foreword.server.openai.schema import ChatRequest, CompletionRequest
+from foreword.server.openapi.document import FIELD_CLASSES
+from foreword.server.rerank_schema import RerankRequest, ScoreRequest
 from tests.server.conftest import LiveServer
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-ENDPOINTS: dict[str, tuple[type[msgspec.Struct], type, tuple[str, ...], tuple[str, ...]]] = {
-    "/v1/chat/completions": (ChatRequest, ChatParams, CHAT_IGNORED, CHAT_REFUSED),
-    "/v1/completions": (CompletionRequest, CompletionParams, ("user",), ("suffix", "use_beam_search")),
-    "/v1/responses": (ResponsesRequest, ResponseParams, RESPONSES_IGNORED, RESPONSES_REFUSED),
-    "/v1/responses/input_tokens": (
-        InputTokensRequest,
-        InputTokenCountParams,
-        INPUT_TOKENS_IGNORED,
-        INPUT_TOKENS_REFUSED,
-    ),
-    "/v1/embeddings": (EmbeddingRequest, EmbeddingCreateParams, ("user",), ()),
-    "/rerank": (RerankRequest, type(None), RERANK_IGNORED, RERANK_REFUSED),
-    "/score": (ScoreRequest, type(None), ("user",), ()),
-    "/v1/messages": (MessagesRequest, MessageCreateParamsBase, MESSAGES_IGNORED, MESSAGES_REFUSED),
+ENDPOINTS: dict[str, tuple[type[msgspec.Struct], type]] = {
+    "/v1/chat/completions": (ChatRequest, ChatParams),
+    "/v1/completions": (CompletionRequest, CompletionParams),
+    "/v1/responses": (ResponsesRequest, ResponseParams),
+    "/v1/responses/input_tokens": (InputTokensRequest, InputTokenCountParams),
+    "/v1/embeddings": (EmbeddingRequest, EmbeddingCreateParams),
+    "/rerank": (RerankRequest, type(None)),
+    "/score": (ScoreRequest, type(None)),
+    "/v1/messages": (MessagesRequest, MessageCreateParamsBase),
 }
 
 
@@ -58,7 +47,8 @@ def table(path: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_the_table_is_the_codes(path: str) -> None:
-    struct, _, ignored, refused = ENDPOINTS[path]
+    struct, _ = ENDPOINTS[path]
+    ignored, refused = FIELD_CLASSES[struct]
     expected = dict.fromkeys(struct.__struct_fields__, "supported")
     expected |= dict.fromkeys(ignored, "ignored") | dict.fromkeys(refused, "refused")
 
@@ -67,7 +57,7 @@ def test_the_table_is_the_codes(path: str) -> None:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_whatever_the_client_can_send_has_a_class(path: str) -> None:
-    struct, params, _, _ = ENDPOINTS[path]
+    struct, params = ENDPOINTS[path]
 
     assert set(getattr(params, "__annotations__", ())) - set(struct.__struct_fields__) == set()
 

@@ -2,7 +2,7 @@
 
     event loop                               engine thread
     submit ──────── commands ──────────────▶ between two steps: add, abort, whatever was asked
-    stream.next ◀── one wake-up a step ───── step, then `receive` for each sequence that got on
+    stream.take ◀── one for what is made ─── step, then `receive` for each sequence that got on
 
 The engine belongs to its thread: whatever touches it is a command, run between two steps. Without work the thread
 sleeps on the queue of commands and costs nothing.

@@ -132,10 +132,11 @@ class Generation:
         metrics: Metrics,
         started: float,
         plans: Sequence[CachePlan],
+        *,
+        run: Callable[[Callable[[Engine], int]], Awaitable[int]],
         reuse: Reuse | None = None,
         permit: Permit | None = None,
         note: Callable[[Sequence[RequestOutput]], None] | None = None,
-        run: Callable[[Callable[[Engine], int]], Awaitable[int]] | None = None,
     ) -> None:
         self._run = run  # lets the engine's thread answer, between two steps
         self._note = note  # told once of what the engine was asked
@@ -199,8 +200,6 @@ class Generation:
         """
         ids = [output.request_id for output in self.outputs]
         total = sum(len(output.prompt_token_ids) for output in self.outputs)
-        if self._run is None:
-            return 0, total
         return await self._run(lambda engine: sum(map(engine.prefilled, ids))), total
 
     def call_on_news(self, act: Callable[[], None] | None) -> None:

@@ -10,6 +10,7 @@ from foreword.server.limits import MAX_DOCUMENTS
 from foreword.server.tenants import check_salt
 from foreword.text.rerank_prompt import RerankSettings
 
+SCORE_IGNORED = ("user",)
 RERANK_IGNORED = ("priority", "user")
 RERANK_REFUSED = ("max_chunks_per_doc", "rank_fields", "relevant_spans")
 SCORE_PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))

@@ -244,10 +244,10 @@ class Service:
             self.metrics,
             asker.started,
             plans,
-            reuse,
-            permit,
-            note,
-            self.engine.run,
+            run=self.engine.run,
+            reuse=reuse,
+            permit=permit,
+            note=note,
         )
 
     def _start(self, plan: _Plan, ticket: Ticket) -> Started:

@@ -74,8 +74,8 @@ class ToolUse:
         """
         return self.mode == "required" or (not self.has_form and any(tool.strict for tool in self.allowed))
 
-    def constrained(self, params: SamplingParams, template: ChatTemplate) -> SamplingParams:
-        """The parameters that hold the answer to calls.
+    def constrained(self, params: SamplingParams, reading: CallReading | None) -> SamplingParams:
+        """The parameters that hold the answer to calls, as `reading` looks for them.
 
         All of it where a call is required; each call, once it begins, where a tool is strict. Where another form is
         asked for too, the answer has that form, or is calls.
@@ -83,7 +83,7 @@ class ToolUse:
         Raises:
             ApiError, InvalidRequestError: 400, a schema that can't be enforced, or two wishes that contradict.
         """
-        reading, form = self.reading(template), params.structured_output
+        form = params.structured_output
         if reading is None:
             return params
         if self.mode == "required":
@@ -121,8 +121,8 @@ class ToolBody(Protocol):
         """What is said of tools."""
 
 
-def params_and_tools(body: ToolBody, template: ChatTemplate) -> tuple[SamplingParams, ToolUse]:
-    """What a body asks for, checked. Cost: O(its length).
+def params_and_tools(body: ToolBody, template: ChatTemplate) -> tuple[SamplingParams, ToolUse, CallReading | None]:
+    """What a body asks for, checked, and how to look for calls in the answer. Cost: O(its length).
 
     Raises:
         ApiError, InvalidRequestError: 400.
@@ -130,7 +130,8 @@ def params_and_tools(body: ToolBody, template: ChatTemplate) -> tuple[SamplingPa
     body.check()
     params = body.sampling_params()
     use = replace(body.tool_use(), has_form=params.structured_output is not None)
-    return use.constrained(params, template), use
+    reading = use.reading(template)
+    return use.constrained(params, reading), use, reading
 
 
 def result_name(calls: Mapping[str, str], call_id: str, where: str) -> str:

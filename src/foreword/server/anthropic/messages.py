@@ -43,8 +43,7 @@ def message_routes(service: Service) -> list[Route]:
         name_fields(request, **FIELD_NAMES)
         service.check_model(body.model)
         asker, template = asker_of(request, body.cache_salt), service.prompts.chat_template
-        params, use = await service.digest(request, lambda: params_and_tools(body, template))
-        calls = use.reading(template)
+        params, use, calls = await service.digest(request, lambda: params_and_tools(body, template))
         answer = MessageAnswer(service, body, calls)
         encode, warms = _encoder(service, body, asker), body.max_tokens == 0
         if warms and use.mode == "required":

@@ -47,8 +47,7 @@ def chat_routes(service: Service) -> list[Route]:
             body.chat_template_kwargs,
             service.prompts.chat_template,
         )
-        params, use = await service.digest(request, lambda: params_and_tools(body, template))
-        calls = use.reading(template)
+        params, use, calls = await service.digest(request, lambda: params_and_tools(body, template))
 
         def encode() -> Sequence[Prompt]:
             messages, tools = plain_messages(body.messages), use.as_json()

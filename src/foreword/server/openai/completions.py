@@ -20,7 +20,7 @@ from foreword.server.limits import MAX_PROMPTS
 from foreword.server.openai.caching import completion_with_cache
 from foreword.server.openai.chat import DONE, PING
 from foreword.server.openai.logprobs import CompletionLogprobs
-from foreword.server.openai.schema import CompletionRequest
+from foreword.server.openai.schema import COMPLETION_REFUSED, CompletionRequest
 from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
 from foreword.server.service import Service
@@ -78,7 +78,7 @@ class CompletionPlan:
         self.best_of = body.best_of or self.n
         self.echo = bool(body.echo)
         self.logprobs = body.logprobs
-        for name in ("suffix", "use_beam_search"):
+        for name in COMPLETION_REFUSED:
             if getattr(body, name):
                 raise unsupported(name)
         if self.best_of < self.n:

@@ -19,6 +19,8 @@ from foreword.server.sse import collect
 from foreword.server.status_routes import json_response
 from foreword.server.tenants import check_salt
 
+EMBEDDING_IGNORED = ("user",)
+
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of `/v1/embeddings`."""

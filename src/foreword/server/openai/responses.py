@@ -44,9 +44,8 @@ def response_routes(service: Service) -> list[Route]:
         service.check_model(body.model)
         name_fields(request, **FIELD_NAMES)
         asker, template = asker_of(request, body.cache_salt), service.prompts.chat_template
-        params, use = await service.digest(request, lambda: params_and_tools(body, template))
+        params, _, calls = await service.digest(request, lambda: params_and_tools(body, template))
         chain = store.chain(asker.tenant.domain, body.previous_response_id)
-        calls = use.reading(template)
         answer = ResponseAnswer(service, body, params, calls)
 
         def encode() -> Sequence[Prompt]:

@@ -26,6 +26,8 @@ from foreword.server.tool_use import ToolUse
 
 N = Annotated[int, Meta(ge=1, le=MAX_N)]
 
+COMPLETION_IGNORED = ("user",)
+COMPLETION_REFUSED = ("suffix", "use_beam_search")
 CHAT_IGNORED = (
     "metadata",
     "moderation",

@@ -11,7 +11,7 @@ import msgspec
 
 from foreword import __version__
 from foreword.server.anthropic.schema import MESSAGES_IGNORED, MESSAGES_REFUSED, CountRequest, MessagesRequest
-from foreword.server.errors import Dialect, anthropic_body, cohere_body, dialect_of
+from foreword.server.openai.embeddings import EMBEDDING_IGNORED, EmbeddingRequest
 from foreword.server.openai.responses_schema import (
     INPUT_TOKENS_IGNORED,
     INPUT_TOKENS_REFUSED,
@@ -20,23 +20,32 @@ from foreword.server.openai.responses_schema import (
     InputTokensRequest,
     ResponsesRequest,
 )
-from foreword.server.openai.schema import CHAT_IGNORED, CHAT_REFUSED, ChatRequest, CompletionRequest
+from foreword.server.openai.schema import (
+    CHAT_IGNORED,
+    CHAT_REFUSED,
+    COMPLETION_IGNORED,
+    COMPLETION_REFUSED,
+    ChatRequest,
+    CompletionRequest,
+)
 from foreword.server.openapi.answers import AnthropicError, CohereError, OpenAIError
-from foreword.server.openapi.operations import OPERATIONS, Operation
-from foreword.server.rerank_schema import RERANK_IGNORED, RERANK_REFUSED, RerankRequest
+from foreword.server.openapi.operations import OPERATIONS, Operation, error_type
+from foreword.server.rerank_schema import RERANK_IGNORED, RERANK_REFUSED, SCORE_IGNORED, RerankRequest, ScoreRequest
 
 _SCHEMAS = "#/components/schemas/{name}"
-_ERRORS: Mapping[Dialect, type] = {anthropic_body: AnthropicError, cohere_body: CohereError}
 _TOKEN_HEADERS = ("foreword-prompt-tokens", "foreword-cached-tokens", "foreword-written-tokens")
-_CLASSES = (
-    (ChatRequest, CHAT_IGNORED, CHAT_REFUSED),
-    (CompletionRequest, ("user",), ("suffix", "use_beam_search")),
-    (ResponsesRequest, RESPONSES_IGNORED, RESPONSES_REFUSED),
-    (InputTokensRequest, INPUT_TOKENS_IGNORED, INPUT_TOKENS_REFUSED),
-    (MessagesRequest, MESSAGES_IGNORED, MESSAGES_REFUSED),
-    (CountRequest, MESSAGES_IGNORED, MESSAGES_REFUSED),
-    (RerankRequest, RERANK_IGNORED, RERANK_REFUSED),
-)
+FIELD_CLASSES: Mapping[type[msgspec.Struct], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ChatRequest: (CHAT_IGNORED, CHAT_REFUSED),
+    CompletionRequest: (COMPLETION_IGNORED, COMPLETION_REFUSED),
+    ResponsesRequest: (RESPONSES_IGNORED, RESPONSES_REFUSED),
+    InputTokensRequest: (INPUT_TOKENS_IGNORED, INPUT_TOKENS_REFUSED),
+    EmbeddingRequest: (EMBEDDING_IGNORED, ()),
+    MessagesRequest: (MESSAGES_IGNORED, MESSAGES_REFUSED),
+    CountRequest: (MESSAGES_IGNORED, MESSAGES_REFUSED),
+    RerankRequest: (RERANK_IGNORED, RERANK_REFUSED),
+    ScoreRequest: (SCORE_IGNORED, ()),
+}
+"""Of each body: fields without effect, and fields that are refused."""
 _DESCRIPTION = (
     "OpenAI's, Anthropic's, Cohere's and vLLM's routes over one local model, and its cache. On a server without keys "
     "any key will do, and none. A field that is not described is refused."
@@ -102,7 +111,7 @@ def _types() -> Iterator[Any]:
 
 
 def _operation(path: str, method: str, operation: Operation, schemas: Mapping[Any, Any]) -> dict[str, Any]:
-    error = _ERRORS.get(dialect_of(path), OpenAIError)
+    error = error_type(path)
     refused: dict[str, Any] = {
         str(status): {"$ref": f"#/components/responses/{error.__name__}"} for status in operation.statuses(path)
     }
@@ -164,7 +173,7 @@ def _json(schema: Any) -> dict[str, Any]:
 
 def _tell_classes(components: dict[str, Any]) -> None:
     """Say which fields have no effect and which are refused: their types alone don't."""
-    for body, ignored, refused in _CLASSES:
+    for body, (ignored, refused) in FIELD_CLASSES.items():
         properties = components[body.__name__]["properties"]
         for names, told in ((ignored, "has no effect"), (refused, "refused unless it means what is done anyway")):
             for name in names:

@@ -12,6 +12,7 @@ import msgspec
 
 from foreword.server.anthropic.schema import CountRequest, MessagesRequest
 from foreword.server.cache_routes import CacheBody, ResetBody
+from foreword.server.errors import Dialect, anthropic_body, cohere_body, dialect_of
 from foreword.server.openai.embeddings import EmbeddingRequest
 from foreword.server.openai.responses_schema import InputTokensRequest, ResponsesRequest
 from foreword.server.openai.schema import ChatRequest, CompletionRequest
@@ -25,6 +26,14 @@ from foreword.server.text_routes import DetokenizeBody, TemplateBody, TokenizeBo
 Method = Literal["get", "post", "delete"]
 _COMMON = (401, 403, 431, 500)
 _WITH_BODY = (400, 408, 413, 415, 429)
+
+
+_ERRORS: Mapping[Dialect, type[msgspec.Struct]] = {anthropic_body: own.AnthropicError, cohere_body: own.CohereError}
+
+
+def error_type(path: str) -> type[msgspec.Struct]:
+    """The body of a route's errors: its dialect's."""
+    return _ERRORS.get(dialect_of(path), own.OpenAIError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,48 +204,41 @@ class _Event(Answer):
     sequence_number: int
 
 
-class ResponseCreated(_Event, tag="response.created"):
+class _ResponseEvent(_Event):
+    response: ResponseObject
+
+
+class _ItemEvent(_Event):
+    output_index: int
+    item: OutputItem
+
+
+class ResponseCreated(_ResponseEvent, tag="response.created"):
     """A stream has begun."""
 
-    response: ResponseObject
 
-
-class ResponseInProgress(_Event, tag="response.in_progress"):
+class ResponseInProgress(_ResponseEvent, tag="response.in_progress"):
     """The answer is being made."""
 
-    response: ResponseObject
 
-
-class ResponseCompleted(_Event, tag="response.completed"):
+class ResponseCompleted(_ResponseEvent, tag="response.completed"):
     """The whole response."""
 
-    response: ResponseObject
 
-
-class ResponseIncomplete(_Event, tag="response.incomplete"):
+class ResponseIncomplete(_ResponseEvent, tag="response.incomplete"):
     """The whole response, cut off."""
 
-    response: ResponseObject
 
-
-class ResponseFailed(_Event, tag="response.failed"):
+class ResponseFailed(_ResponseEvent, tag="response.failed"):
     """What there is of a response that failed."""
 
-    response: ResponseObject
 
-
-class ItemAdded(_Event, tag="response.output_item.added"):
+class ItemAdded(_ItemEvent, tag="response.output_item.added"):
     """An item begins."""
 
-    output_index: int
-    item: OutputItem
 
-
-class ItemDone(_Event, tag="response.output_item.done"):
+class ItemDone(_ItemEvent, tag="response.output_item.done"):
     """An item, complete."""
-
-    output_index: int
-    item: OutputItem
 
 
 class _PartEvent(_Event):
