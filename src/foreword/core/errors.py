@@ -55,6 +55,10 @@ class StepFailedError(ForewordError):
 class ConstraintError(ForewordError):
     """An answer can't go on in the form it was asked for; the request is over, the engine goes on."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"structured_output: {reason}")
+        self.reason = reason
+
 
 class StalledError(ForewordError):
     """Whoever reads an answer fell too far behind it; the request was ended."""

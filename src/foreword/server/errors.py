@@ -103,7 +103,7 @@ def as_api_error(
         case CapacityError():
             return ApiError(400, cut(str(error)), param, "context_length_exceeded")
         case ConstraintError():
-            return ApiError(400, cut(f"the answer can't go on in its form: {error}"), param, "constraint_failed")
+            return ApiError(400, cut(f"the answer can't go on in its form: {error.reason}"), param, "constraint_failed")
         case QueueFullError():
             retry = retry if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
             return ApiError(429, "too many requests wait; try again later", None, "rate_limit_exceeded", retry)

@@ -129,7 +129,7 @@ class ConstraintCompiler:
         except ConstraintError as error:
             for part in wanted.parts:
                 self._compile(part)  # says which of them it is
-            raise _refusal(wanted, str(error)) from None
+            raise _refusal(wanted, error.reason) from None
         ends = sum(1 << token_id for token_id in self._tokenizer.eos_token_ids)
         if not int.from_bytes(constraint.start().allowed_tokens, "little") & ~ends:
             raise _refusal(wanted, "it allows only an empty answer")
