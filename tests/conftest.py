@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.profile import DEEP
+
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=_QUIET)
 settings.register_profile(
@@ -20,7 +22,7 @@ _DEEP_TIMEOUT_S = 4 * 3600
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give deep runs the hours they take: the usual limit is there to end what hangs."""
-    if os.environ.get("HYPOTHESIS_PROFILE") == "deep":
+    if DEEP:
         for item in items:
             item.add_marker(pytest.mark.timeout(_DEEP_TIMEOUT_S))
 

@@ -5,7 +5,6 @@ small pools that force preemption, forks, aborts, one or two threads. Each row o
 by its bytes, with a run of that one token sequence alone, computed in one piece over a private cache.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from tests.factories import tiny_model
 from tests.oracles.guesses import EagerGuesses
 from tests.oracles.recording import RecordingSampler, check_bits
+from tests.profile import DEEP
 
 from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
 from foreword.core.sampling_params import SamplingParams
@@ -140,7 +140,7 @@ def run(workload: Workload, model: Model, backend: Backend) -> RecordingSampler:
 
 @given(workloads())
 @settings(
-    max_examples=5000 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 200,
+    max_examples=5000 if DEEP else 200,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.profile import DEEP
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "deep", reason="what fails first differs from run to run")
+@pytest.mark.skipif(not DEEP, reason="what fails first differs from run to run")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS and /proc")
 def test_requests_fail_one_by_one_and_the_engine_goes_on(tmp_path: Path) -> None:
     every = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "32768"}  # what is large is asked of the system anew

@@ -1,6 +1,5 @@
 """GGUF files that lie. Each gives `ModelFormatError` naming the field, at once, in little memory, and nothing else."""
 
-import os
 import random
 import struct
 import tracemalloc
@@ -30,6 +29,7 @@ from tests.hostile.gguf_bytes import (
     u32_value,
     valid_gguf,
 )
+from tests.profile import DEEP
 
 from foreword.core.errors import ModelFormatError
 from foreword.models.files import open_model_files
@@ -292,7 +292,7 @@ def test_mutated_bytes_load_or_are_refused_and_nothing_else(
 
 
 @pytest.mark.deep
-@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "deep", reason="takes minutes; HYPOTHESIS_PROFILE=deep")
+@pytest.mark.skipif(not DEEP, reason="takes minutes; HYPOTHESIS_PROFILE=deep")
 @pytest.mark.timeout(3600)
 def test_a_hundred_thousand_mutations_load_or_are_refused_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "mutated.gguf"

@@ -1,7 +1,6 @@
 """A crowd of clients that leaves in one moment (R-09): what they held is back within a few steps."""
 
 import asyncio
-import os
 import random
 import re
 import time
@@ -10,13 +9,13 @@ from typing import Any
 import pytest
 
 from foreword.server.limits import Limits
+from tests.profile import DEEP
 from tests.server.conftest import StartServer
 from tests.server.crowd import Caller
 from tests.server.process import serving
 from tests.server.test_streams import CALLS, cancelled, limit, wait_until_free
 from tests.server.wire import completion_body, send
 
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 ANSWER = 400
 
 

@@ -5,7 +5,6 @@ is replaced by a script.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,11 +21,12 @@ from foreword.core.outputs import SampledToken
 from foreword.core.types import SequenceId, TokenId
 from tests.cli.conftest import write_tokenizer
 from tests.factories import tiny_model_files
+from tests.profile import DEEP
 from tests.server.conftest import LiveServer
 from tests.server.test_tools import SPECIAL, TEMPLATES
 from tests.server.wire import Answer, chat_body, message_body, response_body, send
 
-LONG = 1500 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 150
+LONG = 1500 if DEEP else 150
 BASE = 2000  # max_tokens of the first script
 
 NAMES = ("f", "weather")

@@ -14,10 +14,10 @@ from foreword.load.drive import Pace, drive
 from foreword.load.wire import Endpoint
 from foreword.load.workload import Workload
 from foreword.server.limits import Limits
+from tests.profile import DEEP
 from tests.server.conftest import LiveServer, StartServer
 
 STREAMS = 256
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 
 
 def flood(live: LiveServer, pace: Pace, *, count: int | None, answer: int = 6) -> list[Record]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -11,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.profile import DEEP
 from tests.server.conftest import LiveServer, StartServer
 from tests.server.wire import chat_body, completion_body, message_body, response_body, send
 
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 USER = {"role": "user", "content": "a"}
 FUNCTION: Any = {"type": "function", "function": {"name": "f"}}
 NESTED: Any = {"type": "object", "x": [{}] * 98_000}  # just few enough to be read

@@ -14,6 +14,7 @@ import pytest
 from msgspec import inspect
 
 from foreword.server.openapi.operations import OPERATIONS
+from tests.profile import DEEP
 from tests.server.conftest import MODEL, Keyed
 from tests.server.examples import EXAMPLES
 from tests.server.examples import handy as handy
@@ -21,7 +22,6 @@ from tests.server.wire import post_all
 
 FILE = Path(os.environ.get("FOREWORD_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 FILE = FILE / "json-parsing" / "blns.json"
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 PER_PLACE = 600 if DEEP else 2
 MAX_DEPTH = 8
 

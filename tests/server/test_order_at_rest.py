@@ -2,20 +2,17 @@
 before it."""
 
 import asyncio
-import os
 import random
-import statistics
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.server.crowd import Caller
+from tests.profile import DEEP
+from tests.server.crowd import Caller, p95
 from tests.server.process import ServerProcess, serving
 from tests.server.test_streams import CALLS, limit
 from tests.server.wire import completion_body, send
-
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
@@ -119,10 +116,6 @@ async def seconds_of(port: int, count: int) -> list[float]:
         await caller.rest()
         found.append(time.monotonic() - began)
     return found
-
-
-def p95(values: list[float]) -> float:
-    return statistics.quantiles(values, n=20)[-1]
 
 
 @pytest.mark.deep

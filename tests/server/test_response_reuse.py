@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from foreword.server.limits import Limits
 from tests.server.conftest import Keyed, LiveServer, StartServer
-from tests.server.test_streams import request_bytes
+from tests.server.crowd import request_bytes
 from tests.server.wire import Answer, chat_body, completion_body, message_body, send
 
 CALLS: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {

@@ -5,7 +5,6 @@ Its pytest plugin is off (see `pyproject.toml`): it would slow the start of ever
 """
 
 import copy
-import os
 from typing import Any
 
 import msgspec
@@ -14,13 +13,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from foreword.server.openapi.document import make_document
 from foreword.server.openapi.operations import OPERATIONS
+from tests.profile import DEEP
 from tests.server.conftest import MODEL, Keyed
 from tests.server.described import check_described
 from tests.server.examples import handy as handy
 
 schemathesis = pytest.importorskip("schemathesis", reason="comes with the extra `test`")
 
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 NUM_EXAMPLES = 100 if DEEP else 5
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 MANY = {"n": 2, "best_of": 2}

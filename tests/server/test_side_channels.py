@@ -1,7 +1,6 @@
 """Time tells a tenant nothing of what another has stored (S-C3): the engine does the same, and the clock agrees."""
 
 import asyncio
-import os
 import random
 import time
 from itertools import chain
@@ -10,11 +9,11 @@ import numpy as np
 import pytest
 
 from foreword.engine.metrics import EngineStats
+from tests.profile import DEEP
 from tests.server.conftest import Keyed
 from tests.server.crowd import Caller
 from tests.server.wire import completion_body, send
 
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 NUM_PROBES, PROMPT = (200, 400) if DEEP else (10, 200)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from foreword.server.limits import Limits
 from tests.server.conftest import LiveServer, StartServer
+from tests.server.crowd import request_bytes
 from tests.server.wire import chat_body, completion_body, message_body, response_body, send
 
 CALLS = {
@@ -28,14 +29,6 @@ ENDS = (b"[DONE]", b"event: message_stop", b"event: response.completed", b"event
 
 def limit(path: str, num_tokens: int) -> dict[str, Any]:
     return {LIMITS.get(path, "max_tokens"): num_tokens}
-
-
-def request_bytes(path: str, body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    )
-    return head.encode() + b"Connection: close\r\n\r\n" + data
 
 
 def wait_until_free(live: LiveServer, seconds: float) -> None:
