@@ -2,7 +2,6 @@
 nothing is left, and the same seed gives the same run."""
 
 import hashlib
-import os
 import random
 
 import pytest
@@ -12,9 +11,10 @@ from foreword.core.errors import QueueFullError
 from foreword.core.sequence import FinishReason, Request
 from tests.oracles.engine import SimulatedEngine
 from tests.oracles.simulated_model import sequential_generate
+from tests.profile import DEEP
 
-DEEP = os.environ.get("HYPOTHESIS_PROFILE") == "deep"
 COUNT = 5000 if DEEP else 120
+SEED = 18  # the short run pushes requests out with each kind of cache
 
 
 class Storm:
@@ -103,14 +103,13 @@ def check_answers(request: Request, vocab_size: int) -> None:
 
 @pytest.mark.parametrize("prefix_cache", ["none", "hash", "radix"])
 def test_a_storm_of_requests_is_exact_leaves_nothing_and_can_be_played_again(prefix_cache: PrefixCacheKind) -> None:
-    storm = Storm(prefix_cache, seed=19)
+    storm = Storm(prefix_cache, SEED)
 
     digest = storm.run(COUNT)
 
     assert storm.num_finished + storm.num_aborted == storm.num_added == COUNT
-    assert min(storm.num_aborted, storm.num_failed_steps) > 0
-    assert storm.num_preemptions > 0 or not DEEP
+    assert min(storm.num_aborted, storm.num_failed_steps, storm.num_preemptions) > 0
     assert (storm.hit_tokens > 0) == (prefix_cache != "none")
     print(f"{storm.num_finished} finished, {storm.num_aborted} aborted, {storm.num_preemptions} preempted")
-    again = Storm(prefix_cache, seed=19)
+    again = Storm(prefix_cache, SEED)
     assert again.run(COUNT) == digest

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from foreword.core.errors import ConstraintError, InvalidRequestError
 from foreword.core.structured_output import StructuredOutput
-from foreword.core.token_constraint import ConstraintState
 from foreword.core.types import TokenId
 from foreword.text.constraints import ConstraintCompiler
 from foreword.text.tokenizer import Tokenizer
+from tests.text.masks import allowed_ids
 from tests.text.tiny import byte_level_metadata, byte_level_tokenizer, sentencepiece_tokenizer
 
 
@@ -32,17 +32,12 @@ COMPILERS = {name: ConstraintCompiler(tokenizer) for name, tokenizer in TOKENIZE
 each_kind = pytest.mark.parametrize("kind", COMPILERS)
 
 
-def allowed(state: ConstraintState, tokenizer: Tokenizer) -> list[int]:
-    mask = int.from_bytes(state.allowed_tokens, "little")
-    return [token for token in range(tokenizer.vocab_size) if mask >> token & 1]
-
-
 def wander(kind: str, wanted: StructuredOutput, seed: int, most: int = 200) -> tuple[bytes, list[int], bool]:
     """Follow a constraint by drawing allowed tokens: the bytes, the tokens, and whether the end was reached."""
     tokenizer, rng = TOKENIZERS[kind], random.Random(seed)
     state, drawn = COMPILERS[kind].compile(wanted).start(), list[int]()
     while not state.is_finished and len(drawn) < most:
-        token = rng.choice(allowed(state, tokenizer))
+        token = rng.choice(allowed_ids(state, tokenizer.vocab_size))
         state.accept(TokenId(token))
         if token in tokenizer.eos_token_ids:
             assert state.is_finished
@@ -72,7 +67,7 @@ def test_a_choice_allows_exactly_the_tokens_that_lead_to_one_of_its_texts(
             and any(text.startswith(written + tokenizer.token_bytes(token)) for text in texts)
         }
         ends = tokenizer.eos_token_ids if written in texts else frozenset()
-        assert set(allowed(state, tokenizer)) == leading | ends
+        assert set(allowed_ids(state, tokenizer.vocab_size)) == leading | ends
         token = rng.choice(sorted(leading | ends))
         state.accept(TokenId(token))
         written += b"" if token in ends else tokenizer.token_bytes(token)
@@ -132,7 +127,7 @@ def test_special_tokens_are_no_text(kind: str) -> None:
 
     special = {token for token in range(tokenizer.vocab_size) if tokenizer.is_special(token)}
 
-    assert special & set(allowed(state, tokenizer)) == tokenizer.eos_token_ids
+    assert special & set(allowed_ids(state, tokenizer.vocab_size)) == tokenizer.eos_token_ids
 
 
 def test_a_token_that_is_not_allowed_is_an_error() -> None:

@@ -14,6 +14,7 @@ from foreword.text.tool_calls import parse_tool_calls
 from foreword.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolFormat
 from foreword.text.tool_grammar import calls_grammar, text_or_calls_grammar
 from foreword.text.tools import Tool, ToolCall
+from tests.text.masks import allowed_ids
 from tests.text.tiny import SPECIALS, byte_level_metadata, byte_level_tokenizer
 
 CITY = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
@@ -35,8 +36,7 @@ def drawn(form: ToolFormat, grammar: str, special: bool, seed: int, limit: int =
     state = ConstraintCompiler(tokenizer).compile(StructuredOutput(grammar=grammar)).start()
     choose, text = random.Random(seed), b""
     for _ in range(limit):
-        allowed = [i for i in range(tokenizer.vocab_size) if state.allowed_tokens[i >> 3] >> (i & 7) & 1]
-        token = choose.choice(allowed)
+        token = choose.choice(allowed_ids(state, tokenizer.vocab_size))
         if token in tokenizer.eos_token_ids:
             return text.decode("utf-8", "replace"), True
         text += tokenizer.token_bytes(token)
@@ -160,8 +160,7 @@ def test_special_openers_open_calls_in_text() -> None:
         state = ConstraintCompiler(SPECIAL[form]).compile(StructuredOutput(grammar=grammar)).start()
         assert state.allowed_tokens[0] & 1
         state.accept(TokenId(OPENER_ID))
-        allowed = [i for i in range(SPECIAL[form].vocab_size) if state.allowed_tokens[i >> 3] >> (i & 7) & 1]
-        first = {SPECIAL[form].token_bytes(i)[:1] for i in allowed}
+        first = {SPECIAL[form].token_bytes(i)[:1] for i in allowed_ids(state, SPECIAL[form].vocab_size)}
         assert first == {b"\n" if form is HERMES else b" "}
 
 
