@@ -58,14 +58,19 @@ def check_described(method: str, target: str, status: int, headers: Mapping[str,
 
 
 def check_events(body: bytes, operation: Operation) -> None:
-    """Fail unless each event is one of those named, and the last what it is said to be."""
+    """Fail unless each event is one of those named, and the last what it is said to be; or an error, which ends all."""
     lines = [line[6:] for line in body.decode().split("\n") if line.startswith("data: ")]
-    if operation.last_event is not None and lines and lines[-1] == operation.last_event:
-        lines.pop()
+    assert lines, "a stream of no events"
+    if operation.last_event is not None:
+        last = lines.pop()
+        if last == operation.last_event:
+            assert lines, "a stream that only ends"
+        else:
+            assert last.startswith("{"), last
+            assert "error" in json.loads(last), f"a stream that is cut off after {last[:2000]}"
+            decode(last.encode(), operation.events[-1])
     for line in lines:
-        kinds = operation.events
-        kind = kinds[-1] if len(kinds) > 1 and "error" in json.loads(line) else kinds[0]
-        decode(line.encode(), kind)
+        decode(line.encode(), operation.events[0])
 
 
 def decode(data: bytes, kind: Any) -> None:

@@ -1,5 +1,7 @@
 """The door under pressure: no more wait than will be served in time, by a clock that the test moves."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from foreword.core.errors import QueueFullError
 from foreword.server.admission import Admission, Ticket
 from foreword.server.limits import Limits
-from foreword.server.pace import PRESSED, Pace
+from foreword.server.pace import ENOUGH, PRESSED, Pace
 
 
 class Server:
@@ -101,19 +103,54 @@ def test_the_flag_bounds_it_however_fast_the_server_is() -> None:
     assert server.door.num_places == 20
 
 
-@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from(["come", "start", "end"])), max_size=200))
-def test_the_pace_is_never_more_than_what_ended(events: list[tuple[float, str]]) -> None:
-    now, waiting, ended = 0.0, 0, 0
-    pace = Pace(60.0, lambda: now)
+MEMORY = 60.0
+CLOSE = 1e-6
+
+
+class PlainPace:
+    """Keeps when each request ended, in seconds under pressure, and weighs them anew whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.pressed = 0.0
+        self.ends: list[float] = []
+
+    def weights(self) -> tuple[float, float]:
+        """Of the ends, and of the seconds in which they were."""
+        constant = MEMORY / 2
+        ended = sum(math.exp(-(self.pressed - end) / constant) for end in self.ends)
+        return ended, constant * (1 - math.exp(-self.pressed / constant))
+
+
+moments = st.just(0.0) | st.floats(1e-6, 3) | st.floats(1e-6, 70)
+
+
+@given(
+    st.integers(0, 2 * PRESSED),
+    st.lists(st.tuples(moments, st.sampled_from(["come", "start", "end", "end", "end"])), max_size=200),
+)
+def test_the_pace_is_what_ended_by_the_time_it_took_under_pressure_the_latest_most(
+    waiting: int, events: list[tuple[float, str]]
+) -> None:
+    now = calm_since = 0.0
+    pace, plain = Pace(MEMORY, lambda: now), PlainPace()
+    pace.waiting(waiting)
     for passed, event in events:
         now += passed
+        if waiting >= PRESSED:
+            plain.pressed += passed
+        elif now - calm_since > MEMORY:
+            plain = PlainPace()
         if event == "end":
-            ended += 1
             pace.ended()
+            plain.ends += [plain.pressed] if waiting >= PRESSED else []
         else:
-            waiting = max(0, waiting + (1 if event == "come" else -1))
+            before, waiting = waiting, max(0, waiting + (1 if event == "come" else -1))
+            calm_since = now if before >= PRESSED > waiting else calm_since
             pace.waiting(waiting)
-        rate = pace.per_second()
-        assert rate is None or rate >= 0
-        if rate is not None and ended == 0:
-            assert rate == 0
+
+        rate, (ended, seconds) = pace.per_second(), plain.weights()
+        if rate is None:
+            assert seconds == 0 or (ended < ENOUGH + CLOSE and seconds < MEMORY / 4 + CLOSE)
+        else:
+            assert ended > ENOUGH - CLOSE or seconds > MEMORY / 4 - CLOSE
+            assert rate == pytest.approx(ended / seconds)

@@ -132,13 +132,17 @@ class Writer:
 
 def relayed(play: Callable[[Source, Reader], Any], ping_interval_s: float = 60) -> list[bytes]:
     async def run() -> list[bytes]:
-        source, reader = Source(), Reader()
+        source, reader, failures = Source(), Reader(), list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
         relay = Relay(source, Writer(), reader, ping_interval_s)  # type: ignore[arg-type]  # as much as it needs
         task = asyncio.create_task(relay.run())
         await asyncio.sleep(0)
         await play(source, reader)
-        async with asyncio.timeout(10):
-            await task
+        try:
+            async with asyncio.timeout(10):
+                await task
+        finally:
+            assert not failures, "what fails in a timer reaches nobody else"
         assert source.news is None
         return reader.parts
 

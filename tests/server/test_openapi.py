@@ -7,11 +7,13 @@ import pytest
 from starlette.routing import Route
 
 from foreword.server.app import all_routes
+from foreword.server.errors import ApiError, openai_body
 from foreword.server.openapi.operations import OPERATIONS
+from foreword.server.sse import data_event
 from tests.server.conftest import MODEL, Keyed, LiveServer
 from tests.server.examples import CALLED_ITEMS, EXAMPLES
 from tests.server.examples import handy as handy
-from tests.server.wire import send
+from tests.server.wire import chat_body, completion_body, send
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -132,3 +134,20 @@ def test_an_answer_with_a_field_too_many_or_too_few_is_noticed() -> None:
             check_described("GET", "/ready", 200, headers, wrong)
     with pytest.raises(AssertionError):
         check_described("GET", "/ready", 418, headers, b'{"status": "ready"}')
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_that_is_cut_off_is_noticed(server: LiveServer, path: str) -> None:
+    from tests.server.described import check_described
+
+    headers = {"content-type": "text/event-stream"}
+    make = chat_body if path == "/v1/chat/completions" else completion_body
+    told = send(server.port, "POST", path, make(stream=True)).body
+    *events, last = told.removesuffix(b"\n\n").split(b"\n\n")
+    error = data_event(openai_body(ApiError(500, "no", code="engine_error")))
+
+    assert last == b"data: [DONE]"
+    check_described("POST", path, 200, headers, b"\n\n".join([*events, error]))
+    for wrong in (b"", last, events[0], b"\n\n".join(events), b"\n\n".join([error, *events, last])):
+        with pytest.raises(AssertionError):
+            check_described("POST", path, 200, headers, wrong)
