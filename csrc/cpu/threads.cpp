@@ -1,8 +1,10 @@
 // One region at a time: the caller publishes a task by moving `epoch`, works as thread 0, and waits for `unfinished` to
 // fall to zero. Waiting spins for as long as the gap between two regions of a decode step, then sleeps in the kernel. A
-// thread that shares its processor with another of the pool sleeps at once: the other can't run while it spins. The
-// kernel puts two threads on one processor when something else keeps the second busy; spinning then cost 105 us a
-// region, sleeping costs 10.
+// thread that shares its processor with another of the pool sleeps at once: the other can't run while it spins
+// (spinning then cost 105 us a region, sleeping costs 10). The kernel wakes a worker on its waker's processor whenever
+// something else, a server's client say, runs on the worker's own just then, and on a machine of few processors never
+// looks for an idle one: both threads of two stayed on one processor for seconds. So a worker that finds itself beside
+// another thread of its pool moves away.
 #include "foreword/threads.h"
 
 #include <pthread.h>
@@ -26,6 +28,7 @@ namespace foreword {
 namespace {
 
 constexpr std::chrono::microseconds kSpinTime{50};
+constexpr std::chrono::milliseconds kMoveInterval{1};  // so that a kernel which insists costs little
 
 inline void pause_thread() {
 #if defined(__x86_64__)
@@ -86,9 +89,12 @@ struct ThreadPool::State {
   void stop_workers();
   void work(std::size_t thread, std::uint32_t seen);
   bool may_spin(std::size_t thread);
+  bool is_shared(std::size_t thread, int processor) const;
+  bool move_away(std::size_t thread) const;
 
   struct alignas(64) Processor {
     std::atomic<int> number;
+    std::chrono::steady_clock::time_point moved;  // the thread's own
   };
 
   const std::size_t num_threads;
@@ -168,15 +174,46 @@ void ThreadPool::State::stop_workers() {
   workers = nullptr;
 }
 
-// False if another thread of the pool was last seen on the processor that `thread`, the caller, is on.
+// False if another thread of the pool was last seen on the processor that `thread`, the caller, is on and stays on.
 bool ThreadPool::State::may_spin(std::size_t thread) {
-  const int mine = current_processor();
-  processors[thread].number.store(mine, std::memory_order_relaxed);
+  Processor& place = processors[thread];
+  int mine = current_processor();
   if (mine < 0) return num_threads <= std::thread::hardware_concurrency();
-  for (std::size_t other = 0; other < num_threads; ++other) {
-    if (other != thread && processors[other].number.load(std::memory_order_relaxed) == mine) return false;
+  bool shared = is_shared(thread, mine);
+  if (shared && thread != 0) {  // thread 0 is the caller's own
+    const auto now = std::chrono::steady_clock::now();
+    if (now - place.moved >= kMoveInterval) {
+      place.moved = now;
+      if (move_away(thread)) shared = is_shared(thread, mine = current_processor());
+    }
   }
-  return true;
+  place.number.store(mine, std::memory_order_relaxed);
+  return !shared;
+}
+
+bool ThreadPool::State::is_shared(std::size_t thread, int processor) const {
+  for (std::size_t other = 0; other < num_threads; ++other) {
+    if (other != thread && processors[other].number.load(std::memory_order_relaxed) == processor) return true;
+  }
+  return false;
+}
+
+// Moves `thread`, the caller, to a processor that it may use and no other of the pool was last seen on; where it runs
+// from then on is for the kernel to choose again. False if there is none, or the process may not.
+bool ThreadPool::State::move_away(std::size_t thread) const {
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+  cpu_set_t free = allowed;
+  for (std::size_t other = 0; other < num_threads; ++other) {
+    const int taken = processors[other].number.load(std::memory_order_relaxed);
+    if (other != thread && taken >= 0) CPU_CLR(static_cast<std::size_t>(taken), &free);
+  }
+  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) return false;
+  return sched_setaffinity(0, sizeof allowed, &allowed) == 0;
+#else
+  return false;
+#endif
 }
 
 void ThreadPool::State::work(std::size_t thread, std::uint32_t seen) {

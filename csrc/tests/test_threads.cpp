@@ -1,7 +1,9 @@
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -52,6 +54,47 @@ TEST(threads, writes_before_a_barrier_are_seen_after_it) {
     CHECK(wrong == 0);
   }
 }
+
+#if defined(__linux__)
+// Both on one processor, the caller kept there: where the worker is after a barrier, and where it may be.
+TEST(threads, a_worker_beside_another_thread_of_its_pool_moves_away) {
+  cpu_set_t allowed;
+  CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
+  if (CPU_COUNT(&allowed) < 2) return;
+  ThreadPool pool(2);
+  const int place = sched_getcpu();
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<std::size_t>(place), &one);
+  CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+  int apart = 0;
+  constexpr int kTries = 40;
+  for (int i = 0; i < kTries; ++i) {
+    std::atomic<bool> waiting{false};
+    int processor = -1;
+    cpu_set_t later;
+    pool.run([&](std::size_t thread) {
+      if (thread == 0) {
+        while (!waiting) sched_yield();
+      } else {
+        sched_setaffinity(0, sizeof one, &one);
+        sched_setaffinity(0, sizeof allowed, &allowed);
+        waiting = true;
+      }
+      pool.barrier();
+      if (thread == 1) {
+        processor = sched_getcpu();
+        sched_getaffinity(0, sizeof later, &later);
+      }
+    });
+    apart += processor != place;
+    CHECK(CPU_EQUAL(&later, &allowed));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // it moves once a millisecond at most
+  }
+  CHECK(sched_setaffinity(0, sizeof allowed, &allowed) == 0);
+  CHECK_MSG(apart > kTries / 2, "%d of %d", apart, kTries);
+}
+#endif
 
 TEST(threads, zero_threads_are_refused) {
   CHECK_THROWS(ThreadPool(0), std::invalid_argument);
