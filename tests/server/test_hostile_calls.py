@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from anthropic.types import Message
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -19,6 +20,7 @@ from tokenizers import pre_tokenizers
 
 from foreword.core.outputs import SampledToken
 from foreword.core.types import SequenceId, TokenId
+from foreword.text.partial_json import completed_object
 from tests.cli.conftest import write_tokenizer
 from tests.factories import tiny_model_files
 from tests.profile import DEEP
@@ -63,6 +65,12 @@ BODIES = {
 }
 NOT_UTF8 = b'{"name": "f", "arguments": {"a": "\xff\xfe\xed\xa0\x80"}}'
 SCRIPTS = [*(body.encode() for body in BODIES.values()), NOT_UTF8]
+HELD = {
+    "beyond a double": ('{"a": [1e99', "9]}"),
+    "more digits than a double has": ('{"a": -' + "9" * 308, "9}"),
+    "deeper than clients read": ('{"a": 1, "b": ' + "[" * 62, "[" + "]" * 63 + "}"),
+}
+"""Arguments that a grammar allows: as far as clients can read them, and the rest."""
 WRAPS = {"own": (b"said before\n<tool_call>\n", b"\n</tool_call>"), "mistral": (b" [", b"]"), "llama": (b"", b"")}
 SCHEMA: Any = {"type": "object"}
 
@@ -82,6 +90,15 @@ def written(kind: str, body: bytes) -> list[TokenId]:
     of_byte = byte_tokens()
     opener = [TokenId(256 + SPECIAL.index("[TOOL_CALLS]"))] if kind == "mistral" else []
     return [*opener, *(of_byte[byte] for byte in before + body + behind), TokenId(256 + SPECIAL.index("<|im_end|>"))]
+
+
+def held(kind: str, arguments: str) -> list[TokenId]:
+    """The tokens of one call and nothing else, as its grammar spells it."""
+    before, body = WRAPS[kind][0].removeprefix(b"said before\n"), '{"name": "f", "arguments": ' + arguments + "}"
+    if kind == "llama":
+        body = body.replace("arguments", "parameters")
+    tokens = written(kind, body.encode())
+    return tokens if before == WRAPS[kind][0] else tokens[len("said before\n") :]
 
 
 def let_say(live: LiveServer, scripts: list[list[TokenId]]) -> None:
@@ -108,7 +125,8 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config = {"eos_token": SPECIAL[1], "chat_template": TEMPLATES[request.param]}
     Path(folder, "tokenizer_config.json").write_text(json.dumps(config))
     server = LiveServer(str(folder), debug=False, kv_memory_bytes=32 << 20)
-    let_say(server, [written(request.param, body) for body in SCRIPTS])
+    whole = [held(request.param, "".join(parts)) for parts in HELD.values()]
+    let_say(server, [written(request.param, body) for body in SCRIPTS] + whole)
     server.start()
     yield server
     server.check_idle()
@@ -204,3 +222,62 @@ def test_responses_tell_every_answer_alike_whole_and_streamed(live: LiveServer) 
         assert told == [(call.name, call.arguments) for call in calls]
         texts = [part["text"] for item in again["output"] if item["type"] == "message" for part in item["content"]]
         assert "".join(texts) == response.output_text
+
+
+def held_bodies(body: dict[str, Any], limit: str) -> list[dict[str, Any]]:
+    """Requests whose answers are held to a call, and are those of `HELD`."""
+    return [body | {limit: BASE + len(SCRIPTS) + n} for n in range(len(HELD))]
+
+
+def check_cut(arguments: str, parts: tuple[str, str]) -> None:
+    """What there is of a call ends before what no client could read, and can be closed."""
+    told, _ = parts
+    assert told.startswith(arguments)
+    assert len(arguments) >= len(told) - 1  # Mistral's list is one level more
+    msgspec.json.decode(completed_object(arguments))
+
+
+def test_chat_cuts_a_held_call_off_before_what_strict_clients_refuse(live: LiveServer) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in NAMES]
+    bodies = held_bodies(chat_body(tools=tools, tool_choice="required"), "max_tokens")
+    for parts, (whole, streamed) in zip(HELD.values(), ask_all(live, "/v1/chat/completions", bodies), strict=True):
+        choice = ChatCompletion.model_validate_json(whole.body, strict=True).choices[0]
+        calls = [call.function.arguments for call in choice.message.tool_calls or () if call.type == "function"]
+        assert len(calls) == 1
+        check_cut(calls[0], parts)
+        assert (choice.finish_reason, choice.message.content) == ("length", None)
+        chunks = [ChatCompletionChunk.model_validate_json(data, strict=True) for _, data in streamed.events[:-1]]
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        told = [part.function for each in choices for part in each.delta.tool_calls or () if part.function is not None]
+        assert "".join(part.arguments or "" for part in told) == calls[0]
+        assert choices[-1].finish_reason == "length"
+        assert not any(each.delta.content for each in choices)
+
+
+def test_messages_cut_a_held_call_off_before_what_strict_clients_refuse(live: LiveServer) -> None:
+    tools = [{"name": name, "input_schema": SCHEMA} for name in NAMES]
+    bodies = held_bodies(message_body(tools=tools, tool_choice={"type": "any"}), "max_tokens")
+    for parts, (whole, streamed) in zip(HELD.values(), ask_all(live, "/v1/messages", bodies), strict=True):
+        message = Message.model_validate_json(whole.body, strict=True)
+        (block,) = message.content
+        assert block.type == "tool_use"
+        assert message.stop_reason == "max_tokens"
+        events = [json.loads(data) for _, data in streamed.events]
+        told = "".join(e["delta"].get("partial_json", "") for e in events if e["type"] == "content_block_delta")
+        check_cut(told, parts)
+        assert json.loads(completed_object(told)) == block.input
+        assert [e["delta"]["stop_reason"] for e in events if e["type"] == "message_delta"] == ["max_tokens"]
+
+
+def test_responses_cut_a_held_call_off_before_what_strict_clients_refuse(live: LiveServer) -> None:
+    tools = [{"type": "function", "name": name, "parameters": SCHEMA, "strict": False} for name in NAMES]
+    bodies = held_bodies(response_body(tools=tools, tool_choice="required"), "max_output_tokens")
+    for parts, (whole, streamed) in zip(HELD.values(), ask_all(live, "/v1/responses", bodies), strict=True):
+        response = Response.model_validate_json(whole.body, strict=True)
+        (call,) = response.output
+        assert call.type == "function_call"
+        check_cut(call.arguments, parts)
+        assert (response.status, call.status) == ("incomplete", "incomplete")
+        name, data = streamed.events[-1]
+        assert name == "response.incomplete"
+        assert [item["arguments"] for item in json.loads(data)["response"]["output"]] == [call.arguments]

@@ -1,24 +1,28 @@
 """Calls held to a grammar are told of as they are written: in pieces, the same call, and cut off it stays a call."""
 
 import json
+import math
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import jiter
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.text.early_calls import MAX_HEAD, EarlyCalls, ToolCallDelta
+from foreword.text.json_scanner import MAX_DEPTH, MAX_NUMBER
 from foreword.text.partial_json import completed_object
 from foreword.text.tool_calls import ToolCallParser, ToolEvent, gathered, parse_tool_calls
 from foreword.text.tool_formats import HERMES, LLAMA3, MISTRAL, ToolFormat
 from foreword.text.tool_grammar import calls_grammar, text_or_calls_grammar
-from foreword.text.tools import ToolCall
+from foreword.text.tools import Tool, ToolCall
 from tests.text.test_tool_calls import NAMES, calls, pieces_of, words, written
 from tests.text.test_tool_grammar import NAMES as DRAWN_NAMES
-from tests.text.test_tool_grammar import TOOLS, drawn
+from tests.text.test_tool_grammar import TOOLS, accepts, drawn
 
 FORMATS = (HERMES, LLAMA3, MISTRAL)
 each_form = pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
@@ -123,16 +127,61 @@ def test_what_is_spelled_otherwise_is_held_back_as_before(text: str) -> None:
     assert parse_tool_calls(text, HERMES, NAMES) == [text]
 
 
-def test_a_call_that_breaks_stays_and_the_next_has_a_number_of_its_own() -> None:
-    """No grammar lets it happen; should it, nothing is told twice and nothing is taken back."""
-    broken = '<tool_call>\n{"name": "f", "arguments": {"a": x}}\n</tool_call>'
-    sound = answer([ToolCall("get_weather", "{}")], HERMES)
+numbers = st.from_regex(r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,3})?([eE][+-]?[0-9]{1,4})?", fullmatch=True) | st.builds(
+    "{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    st.integers(295, 320).map(lambda digits: "9" * digits),
+    st.sampled_from(["", ".5", "e-20", "e3", "E+0"]),
+)
 
-    events = [event for events in events_of(HERMES, [broken + "\n" + sound]) for event in events]
 
-    assert [e.index for e in events if isinstance(e, ToolCallDelta) and e.name] == [0, 1]
-    assert gathered(events)[0] == ToolCall("f", '{"a": ')
-    assert gathered(events)[-1] == ToolCall("get_weather", "{}")
+@each_form
+@given(number=numbers, depth=st.integers(0, 3) | st.integers(58, 70), cuts=st.lists(st.integers(0, 500), max_size=5))
+def test_what_strict_clients_refuse_cuts_a_held_call_off_before_it(
+    form: ToolFormat, number: str, depth: int, cuts: list[int]
+) -> None:
+    """A grammar allows any number and any depth. A call that isn't told of early is text then, streamed or not."""
+    calls = [ToolCall("f", f'{{"a": {"[" * depth}{number}{"]" * depth}, "b": 1e3}}'), ToolCall("f", '{"c": 1}')]
+    whole = answer(calls, form)
+    parser = ToolCallParser(form, NAMES, is_held=True)
+
+    found = gathered([*(event for piece in pieces_of(whole, cuts) for event in parser.push(piece)), *parser.finish()])
+
+    assert found == parse_tool_calls(whole, form, NAMES, is_held=True)
+    others = parse_tool_calls(whole, form, NAMES)
+    beginning = re.findall("^-?[0-9]+", number)  # is beyond a double before its exponent can be known
+    if (
+        all(math.isfinite(float(text)) for text in [number, *beginning])
+        and depth + (3 if form is MISTRAL else 2) <= MAX_DEPTH
+    ):
+        assert found == others == (calls[:1] if form is LLAMA3 else calls)
+        assert not parser.is_cut
+        return
+    assert calls[0] not in others
+    (call,) = found
+    assert isinstance(call, ToolCall)
+    assert len('{"a": ') <= len(call.arguments) < len(calls[0].arguments)
+    assert calls[0].arguments.startswith(call.arguments)
+    assert isinstance(msgspec.json.decode(completed_object(call.arguments)), dict)
+    assert parser.is_cut
+    assert parser.is_done
+
+
+def test_a_number_without_end_is_cut_off_and_costs_little() -> None:
+    for number in ("0." + "1" * MAX_NUMBER, "0e" + "9" * MAX_NUMBER, "1e-" + "0" * MAX_NUMBER):
+        (call,) = parse_tool_calls(answer([ToolCall("f", f'{{"a": {number}}}')], HERMES), HERMES, NAMES, is_held=True)
+        assert call == ToolCall("f", '{"a": ' + number[:MAX_NUMBER])
+
+
+@pytest.mark.parametrize("escape", ["\\ud800", "\\udfff", "\\u0041", "\x7f", "\x00"])
+def test_grammars_allow_no_half_of_a_surrogate_pair(escape: str) -> None:
+    """So that no held call needs to be looked at for one: what no escape spells, only whole characters can."""
+    tools = [Tool("f", None, {"type": "object"})]
+    grammar = calls_grammar(HERMES, tools, opener_id=None, is_parallel=True)
+    text = answer([ToolCall("f", f'{{"a": "{escape}"}}')], HERMES)
+
+    assert not accepts(grammar, text)
+    assert accepts(grammar, text.replace(escape, "\\n\U0001f600"))
 
 
 def test_a_head_without_end_is_not_kept() -> None:

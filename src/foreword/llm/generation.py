@@ -38,11 +38,11 @@ class _Continuation:
 class TextWatch:
     """Somebody who reads a request's text as it comes, and may say that it is enough.
 
-    `read` is called with a sequence's index and its next text, and returns True to end it. `shown` are special tokens
-    that are text to the reader.
+    `read` is called with a sequence's index and its next text, and returns why it ends there, None to go on. `shown`
+    are special tokens that are text to the reader.
     """
 
-    read: Callable[[int, str], bool]
+    read: Callable[[int, str], FinishReason | None]
     shown: frozenset[int] = frozenset()
 
 
@@ -102,9 +102,12 @@ class GenerationTracker:
         if step.finish_reason is not None:
             text += continuation.detokenizer.finish()
         shown = self._check_stops(continuation, step, text)
-        if self._watch is not None and self._watch.read(step.index, shown) and output.finish_reason is None:
-            output.finish_reason = FinishReason.STOP.value
-            self._finish(step.index, len(output.token_ids))
+        ended = None if self._watch is None else self._watch.read(step.index, shown)
+        is_first = output.finish_reason is None
+        if ended is not None and (is_first or ended is FinishReason.LENGTH):  # what is cut off hasn't come to its stop
+            output.finish_reason, output.stop_reason = ended.value, None
+            if is_first:
+                self._finish(step.index, len(output.token_ids))
         return shown
 
     def _check_stops(self, continuation: _Continuation, step: SequenceStep, text: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from foreword.core.sequence import FinishReason
 from foreword.text.tool_calls import ToolCallParser, ToolEvent, parse_tool_calls
 from foreword.text.tool_formats import ToolFormat
 from foreword.text.tools import ToolCall
@@ -31,15 +32,18 @@ class CallReading:
         """For one answer that comes in pieces."""
         return ToolCallParser(self.form, self.names, max_calls=self.max_calls, is_held=self.is_held)
 
-    def is_enough(self, n: int) -> Callable[[int, str], bool]:
-        """For a `TextWatch` over n answers: True once one has all the calls it may have."""
-        if self.max_calls is None:
-            return lambda index, text: False
+    def end(self, n: int) -> Callable[[int, str], FinishReason | None]:
+        """For a `TextWatch` over n answers: one ends with the last call it may have, or is cut off within one."""
+        if self.max_calls is None and not self.is_held:
+            return lambda index, text: None
         parsers = [self.parser() for _ in range(n)]
 
-        def read(index: int, text: str) -> bool:
-            parsers[index].push(text)
-            return parsers[index].is_done
+        def read(index: int, text: str) -> FinishReason | None:
+            parser = parsers[index]
+            parser.push(text)
+            if parser.is_cut:
+                return FinishReason.LENGTH
+            return FinishReason.STOP if parser.is_done else None
 
         return read
 

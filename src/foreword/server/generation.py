@@ -88,7 +88,7 @@ class StepReceiver:
         self._started: set[str] = set()
         self._trackers = {}
         for index, output in enumerate(outputs):
-            watch = None if calls is None else TextWatch(calls.is_enough(params.n), calls.shown)
+            watch = None if calls is None else TextWatch(calls.end(params.n), calls.shown)
             finish = partial(engine.finish, output.request_id)
             self._trackers[output.request_id] = index, GenerationTracker(output, params, tokenizer, finish, watch)
 

@@ -6,6 +6,7 @@ text is read one character at a time, so what comes out doesn't depend on how it
 
 Where the answer is held to a grammar (`is_held`), a call is certain once its name and the beginning of its arguments
 are there: from then on they come as they are written, and a call that is cut off stays one, with what there is of it.
+A grammar allows what strict clients refuse, a number beyond a double: there the call is cut off, and the answer over.
 
 White space before a call is dropped, and so is what follows one unless more text comes: in it a template writes what
 it likes when the conversation is rendered again.
@@ -15,8 +16,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
-from math import isinf
-from typing import Any, NoReturn
+from typing import Any
 
 from foreword.text.early_calls import EarlyCalls, ToolCallDelta
 from foreword.text.json_scanner import SPACE, JsonScanner, Scan
@@ -26,6 +26,8 @@ from foreword.text.tools import ToolCall
 
 ToolEvent = str | ToolCallDelta
 """Text, or a part of a call."""
+
+_DECODER = json.JSONDecoder()  # of what `JsonScanner` let through
 
 
 class ToolCallParser:
@@ -62,7 +64,12 @@ class ToolCallParser:
     def is_done(self) -> bool:
         """True when no more calls are wanted, and the last one is closed."""
         has_end = self._form.closer is not None and self._state in (_State.BODY, _State.BEHIND)
-        return self._is_full and not has_end
+        return self.is_cut or (self._is_full and not has_end)
+
+    @property
+    def is_cut(self) -> bool:
+        """True when a call was cut off, at what no client could read."""
+        return self._state is _State.CUT
 
     @property
     def _is_full(self) -> bool:
@@ -126,6 +133,9 @@ class ToolCallParser:
 
     def _take_body(self, character: str) -> None:
         found = self._scanner.take(character)
+        if found is Scan.BROKEN and self._has_told:
+            self._num_calls, self._early, self._state = self.num_calls, None, _State.CUT
+            return
         if found is Scan.BROKEN:
             self._give_up()
             self._take(character)
@@ -152,7 +162,7 @@ class ToolCallParser:
         return self._early is not None and self._early.has_told
 
     def _give_up(self) -> None:
-        """What was read is no call after all; what has been told of one stays told."""
+        """What was read is no call after all; of one that was told of there is no more."""
         self._state = _State.TEXT
         if self._has_told:
             self._num_calls, self._early = self.num_calls, None
@@ -227,6 +237,7 @@ class _State(Enum):
     TEXT = 2
     BODY = 3
     BEHIND = 4
+    CUT = 5
 
 
 def _calls_in(body: str, names: Collection[str]) -> list[ToolCall] | None:
@@ -301,23 +312,3 @@ def _is_continued(event: ToolEvent, following: ToolEvent) -> bool:
 def _joined(run: list[ToolEvent]) -> ToolEvent:
     first, parts = run[0], [event if isinstance(event, str) else event.arguments for event in run]
     return "".join(parts) if isinstance(first, str) else replace(first, arguments="".join(parts))
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
-
-
-def _finite(number: str) -> float:
-    """A number as a double, which is what clients read it as; strict ones refuse the whole answer for one beyond."""
-    value = float(number)
-    if isinf(value):
-        _refuse(number)
-    return value
-
-
-def _whole(number: str) -> int:
-    _finite(number)
-    return int(number)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_whole)
