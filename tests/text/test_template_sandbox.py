@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from foreword.core.errors import InvalidRequestError
-from foreword.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate
+from foreword.text.chat_template import ChatTemplate
+from foreword.text.template_program import MAX_TEMPLATE_CHARACTERS
 from tests.text.tiny import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()

@@ -1,26 +1,24 @@
 """Conversations to prompt text and token ids, by the template a model brings."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from jinja2 import Template
+from typing import TYPE_CHECKING, Any
 
 from foreword.core.errors import InvalidRequestError, ModelFormatError
 from foreword.text.forgery import ForgeryGuard
 from foreword.text.json_tokenizer import MAX_CONFIG_BYTES, read_json
-from foreword.text.messages import plain_messages, plain_value, strings_in
-from foreword.text.template_functions import RefusalError
-from foreword.text.template_limits import LimitError, Meter
-from foreword.text.template_sandbox import TemplateEnvironment
+from foreword.text.messages import plain_messages, plain_value
 from foreword.text.tokenizer import Tokenizer
 from foreword.text.tool_formats import HERMES, MISTRAL, ToolFormat, tool_format
 from foreword.text.tool_prompt import mentions_tools, with_short_ids, with_tools_told
 
-MAX_TEMPLATE_CHARACTERS = 64 << 10
-MAX_OUTPUT_CHARACTERS = 32 << 20
+if TYPE_CHECKING:
+    from foreword.text.template_program import TemplateProgram
+
+_MAX_FILE_BYTES = 256 << 10  # of a template's file; fewer characters are accepted where it is run
 RESERVED_NAMES = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token", "tokenize"}
     | {"chat_template", "range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"}
@@ -58,9 +56,7 @@ class ChatTemplate:
         self.source = source
         self.tool_source = tool_source or source
         self._tokenizer = tokenizer
-        self._environment = TemplateEnvironment(clock)
-        self._compiled: dict[str, Template] = {}
-        self._knows_tools: dict[str, bool] = {}
+        self._clock = clock
         self._guard = ForgeryGuard(tokenizer, self.source + self.tool_source)
         self._constants = {
             name: tokenizer.token_text(token_id)
@@ -109,10 +105,17 @@ class ChatTemplate:
         tool_source = _text_or_none(named.get("tool_use"))
         return cls(_chosen(named.get("default"), tokenizer), tokenizer, tool_source=tool_source, clock=clock)
 
+    @cached_property
+    def _program(self) -> "TemplateProgram":
+        # jinja2 takes a thirtieth of a server's start to import, and prompts of plain text or token ids never need it.
+        from foreword.text.template_program import TemplateProgram
+
+        return TemplateProgram(self._clock)
+
     @property
     def tool_format(self) -> ToolFormat | None:
         """How the model writes tool calls, or None where its template asks for a way that can't be read here."""
-        return tool_format(self.tool_source) if self._reads_tools(self.tool_source) else HERMES
+        return tool_format(self.tool_source) if self._program.reads_tools(self.tool_source) else HERMES
 
     @property
     def call_opener_id(self) -> int | None:
@@ -174,7 +177,7 @@ class ChatTemplate:
         plain, told = plain_messages(messages), plain_value(tools or None, "tools")
         if told or mentions_tools(plain):
             source = self.tool_source if told else self.source
-            if not self._reads_tools(source):
+            if not self._program.reads_tools(source):
                 plain, told = with_tools_told(plain, told), None
             elif tool_format(source) is MISTRAL:
                 plain = with_short_ids(plain)
@@ -186,43 +189,8 @@ class ChatTemplate:
         }
 
     def _run(self, variables: Mapping[str, Any]) -> str:
-        """Render once; whatever goes wrong in the template is the request's error."""
-        size = sum(map(len, strings_in(variables)))
-        try:
-            with self._environment.metered(Meter(size)):
-                return "".join(_bounded(self._template(variables).generate(**{**self._constants, **variables})))
-        except LimitError as error:
-            raise InvalidRequestError("chat_template", "a template that ends in bounds", str(error)) from None
-        except RefusalError as error:
-            expected = "a conversation that the model's chat template accepts"
-            raise InvalidRequestError("messages", expected, str(error)) from None
-        except Exception as error:  # a template is a program by a stranger: it can raise anything
-            detail = f"{type(error).__name__}: {error}"
-            raise InvalidRequestError("chat_template", "a template that can write this conversation", detail) from None
-
-    def _template(self, variables: Mapping[str, Any]) -> Template:
         source = self.tool_source if variables["tools"] else self.source
-        if source not in self._compiled:
-            if len(source) > MAX_TEMPLATE_CHARACTERS:
-                raise LimitError(f"{len(source)} characters; at most {MAX_TEMPLATE_CHARACTERS} are accepted")
-            self._compiled[source] = self._environment.from_string(source)
-        return self._compiled[source]
-
-    def _reads_tools(self, source: str) -> bool:
-        """True if a template uses the variable `tools`; one that is broken is left to fail where it is run."""
-        if source not in self._knows_tools:
-            is_short = len(source) <= MAX_TEMPLATE_CHARACTERS
-            self._knows_tools[source] = not is_short or self._environment.reads(source, "tools")
-        return self._knows_tools[source]
-
-
-def _bounded(pieces: Iterator[str]) -> Iterator[str]:
-    total = 0
-    for piece in pieces:
-        total += len(piece)
-        if total > MAX_OUTPUT_CHARACTERS:
-            raise LimitError(f"more than {MAX_OUTPUT_CHARACTERS} characters of output")
-        yield piece
+        return self._program.run(source, variables, self._constants)
 
 
 def _chosen(source: object, tokenizer: Tokenizer) -> str:
@@ -247,6 +215,6 @@ def _text_or_none(source: object) -> str | None:
 def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(4 * MAX_TEMPLATE_CHARACTERS + 1).decode("utf-8")
+            return file.read(_MAX_FILE_BYTES + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelFormatError(path, "file", str(error)) from None
