@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.models.pull import CATALOGUE
+from foreword.models.catalogue import CATALOGUE
 
 _HOME = Path(os.environ.get("FOREWORD_HOME") or Path.home() / ".cache" / "foreword")
 SMOLLM2 = _HOME / "models" / CATALOGUE["smollm2"].file_name

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.models.pull import CATALOGUE, CatalogueEntry
+from foreword.models.catalogue import CATALOGUE, CatalogueEntry
 from tests.cli.conftest import Run
 
 _CONTENT = b"a very small model"

