@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.core.errors import ModelFormatError
+from foreword.text.gguf_tokenizer import _halves
 from foreword.text.tokenizer import Tokenizer
 from tests.text.tiny import byte_level_metadata, byte_level_tokenizer, sentencepiece_metadata
 
@@ -179,3 +180,10 @@ def test_any_metadata_is_read_or_refused(changes: dict[str, Any], model: str) ->
         return
 
     assert isinstance(tokenizer.encode("hello <|im_end|> é", add_special_tokens=True), list)
+
+
+@given(st.lists(st.text("ab ", max_size=4), max_size=5))
+def test_merges_are_cut_at_their_first_space_however_many_they_have(lines: list[str]) -> None:
+    pairs = [line.partition(" ")[::2] for line in lines]
+
+    assert list(zip(*_halves(lines), strict=True)) == pairs

@@ -3,6 +3,8 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import add, contains
 from typing import Any
 
 from foreword.core.errors import ModelFormatError
@@ -143,15 +145,27 @@ def _listed_merges(fields: _Fields, lines: list[str], tokens: list[str], kinds: 
     """Merges in the file's order, without those that would make a token that text may not make."""
     every = set(tokens)
     plain = every - {tokens[i] for i, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
-    pairs = [line.partition(" ")[::2] for line in lines]
-    parts = {part for pair in pairs for part in pair}
-    if parts <= plain and {left + right for left, right in pairs} <= plain:
+    lefts, rights = _halves(lines)
+    pairs = list(zip(lefts, rights, strict=True))
+    if plain.issuperset(lefts) and plain.issuperset(rights) and plain.issuperset(map(add, lefts, rights)):
         return pairs
     for index, (left, right) in enumerate(pairs):
         for part in (left, right, left + right):
             if part not in every:
                 raise fields.fault(f"merges[{index}]", f"token {part[:40]!r} isn't in the vocabulary")
     return [(left, right) for left, right in pairs if {left, right, left + right} <= plain]
+
+
+def _halves(lines: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before and behind the first space of each line.
+
+    Where each has one space all are cut at once, which takes half of the time, and there are 50,000 at every start.
+    """
+    parts = " ".join(lines).split(" ")
+    if len(parts) == 2 * len(lines) and all(map(contains, lines, repeat(" "))):
+        return parts[::2], parts[1::2]
+    pairs = [line.partition(" ")[::2] for line in lines]
+    return [left for left, _ in pairs], [right for _, right in pairs]
 
 
 def _sentencepiece(fields: _Fields, tokens: list[str], kinds: bytes) -> TokenizerSpec:
