@@ -1,15 +1,13 @@
 """What `/metrics` tells. Names are vLLM's where the meaning is the same; label values come from closed sets.
 
+Counted here in plain numbers, by the event loop alone; `metrics_page` writes them out with Prometheus's library, which
+is imported when somebody asks: it takes a thirtieth of a server's start, and its locks show in the time of a token.
 Counters of the engine are read from its own account when asked, not counted a second time.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import accumulate
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from foreword.engine.metrics import EngineStats
 from foreword.server.account import OUTCOMES, Account, Reuse
@@ -22,65 +20,125 @@ _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
+class Counter:
+    """A number for each combination of labels, which only grows."""
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        self.name, self.text, self.labels = name, text, labels
+        self.values: dict[tuple[str, ...], float] = {}
+
+    def add(self, *label_values: str, by: float = 1) -> None:
+        """Count; by 0 only shows that there is such a combination."""
+        self.values[label_values] = self.values.get(label_values, 0) + by
+
+
+class Histogram:
+    """How many observations lie up to each bound."""
+
+    def __init__(self, name: str, text: str, bounds: Iterable[float]) -> None:
+        self.name, self.text, self.bounds = name, text, tuple(bounds)
+        self._counts = [0] * (len(self.bounds) + 1)  # not cumulative; the last for all that are longer
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Each upper bound as it is written, with how many do not lie above it."""
+        bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True))
+
+
+class Gauge:
+    """A number of ours, read when asked."""
+
+    def __init__(self, name: str, text: str, value: Callable[[], float]) -> None:
+        self.name, self.text, self.value = name, text, value
+
+
+class EngineView:
+    """The engine's account, read when asked."""
+
+    def __init__(self, stats: Callable[[], EngineStats], step_failures: Callable[[], int]) -> None:
+        self.stats, self.step_failures = stats, step_failures
+
+
+Family = Counter | Histogram | Gauge | EngineView
+
+
 class Metrics:
-    """Counters of the web side, and a view on those of the engine."""
+    """Counters of the web side, and a view on those of the engine. Event loop only."""
 
     def __init__(self, model: str) -> None:
-        self._registry = CollectorRegistry()
         self._model = model
+        self._families: list[Family] = []
         self.num_ended = 0  # requests that ran
+        self._success = self._counter("vllm:request_success", "Requests that ended, by reason", "finished_reason")
+        self._http = self._counter("foreword:http_requests", "Answers, by route and status", "route", "status")
+        self._refused = self._counter("foreword:requests_refused", "Requests not taken for want of room", "reason")
+        self._cancelled = self._counter("foreword:requests_cancelled", "Requests whose client left")
+        self._written = self._counter("foreword:prompt_tokens_written", "Prompt tokens newly made findable")
+        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "From request to first token", _TTFT_BUCKETS)
+        self._itl = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two tokens of a sequence", _ITL_BUCKETS
+        )
+        self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From request to its end", _E2E_BUCKETS)
+        self._prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKEN_BUCKETS)
+        self._generated = self._histogram(
+            "vllm:request_generation_tokens", "Generated tokens of a request", _TOKEN_BUCKETS
+        )
+        self._responses = self._counter("foreword:response_cache_requests", "Answers, by what the cache did", "outcome")
+        self._saved = self._counter("foreword:response_cache_tokens", "Tokens of answers given again", "kind")
+        self._show_zeros()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, ("model_name", *labels), registry=self._registry)
-
-        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            family = Histogram(name, text, ("model_name",), registry=self._registry, buckets=tuple(buckets))
-            return family.labels(model)
-
-        self._success = counter("vllm:request_success", "Requests that ended, by reason", "finished_reason")
-        self._http = counter("foreword:http_requests", "Answers, by route and status", "route", "status")
-        self._refused = counter("foreword:requests_refused", "Requests not taken for want of room", "reason")
-        self._cancelled = counter("foreword:requests_cancelled", "Requests whose client left").labels(model)
-        self._written = counter("foreword:prompt_tokens_written", "Prompt tokens newly made findable").labels(model)
-        self._ttft = histogram("vllm:time_to_first_token_seconds", "From request to first token", _TTFT_BUCKETS)
-        self._itl = _TokenTimes(model)
-        self._registry.register(self._itl)
-        self._e2e = histogram("vllm:e2e_request_latency_seconds", "From request to its end", _E2E_BUCKETS)
-        self._prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKEN_BUCKETS)
-        self._generated = histogram("vllm:request_generation_tokens", "Generated tokens of a request", _TOKEN_BUCKETS)
-        self._responses = counter("foreword:response_cache_requests", "Answers, by what the cache did", "outcome")
-        self._saved = counter("foreword:response_cache_tokens", "Tokens of answers given again", "kind")
+    def _show_zeros(self) -> None:
+        """Series whose labels are known are there from the beginning, so that a rate of them has one."""
+        self._cancelled.add(by=0)
+        self._written.add(by=0)
         for outcome in OUTCOMES:
-            self._responses.labels(model, outcome)
+            self._responses.add(outcome, by=0)
         for kind in ("prompt", "generation"):
-            self._saved.labels(model, kind)
+            self._saved.add(kind, by=0)
         for reason in FINISH_REASONS:
-            self._success.labels(model, reason)
+            self._success.add(reason, by=0)
 
     def watch(self, stats: Callable[[], EngineStats], step_failures: Callable[[], int]) -> None:
         """Read the engine's counters at every scrape."""
-        self._registry.register(_EngineView(self._model, stats, step_failures))
+        self._families.append(EngineView(stats, step_failures))
 
     def watch_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Read a number of ours at every scrape."""
-        gauge = Gauge(name, text, ("model_name",), registry=self._registry)
-        gauge.labels(self._model).set_function(value)
+        self._families.append(Gauge(name, text, value))
 
     def text(self) -> bytes:
         """Everything, in Prometheus's text format."""
-        return generate_latest(self._registry)
+        from foreword.server.metrics_page import write_page
+
+        return write_page(self._families, self._model)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        family = Counter(name, text, *labels)
+        self._families.append(family)
+        return family
+
+    def _histogram(self, name: str, text: str, bounds: Iterable[float]) -> Histogram:
+        family = Histogram(name, text, bounds)
+        self._families.append(family)
+        return family
 
     def answered(self, route: str, status: int) -> None:
         """An answer was sent; `route` is one of the server's own paths."""
-        self._http.labels(self._model, route, str(status)).inc()
+        self._http.add(route, str(status))
 
     def refused(self, reason: str) -> None:
         """A request was not taken; `reason` is a word of ours."""
-        self._refused.labels(self._model, reason).inc()
+        self._refused.add(reason)
 
     def cancelled(self) -> None:
         """A client left before its answer was complete."""
-        self._cancelled.inc()
+        self._cancelled.add()
 
     def first_token(self, seconds: float) -> None:
         """A request got its first token."""
@@ -93,88 +151,15 @@ class Metrics:
     def ended(self, total: Account, finish_reasons: Iterable[str], seconds: float) -> None:
         """All sequences of a request have ended."""
         if total.outcome is not None:
-            self._responses.labels(self._model, total.outcome).inc()
+            self._responses.add(total.outcome)
         if Reuse(total.outcome).is_reused:
-            self._saved.labels(self._model, "prompt").inc(total.prompt)
-            self._saved.labels(self._model, "generation").inc(total.completion)
+            self._saved.add("prompt", by=total.prompt)
+            self._saved.add("generation", by=total.completion)
         else:
             self.num_ended += 1
-        self._written.inc(total.written)
+        self._written.add(by=total.written)
         self._prompt.observe(total.prompt)
         self._generated.observe(total.completion)
         self._e2e.observe(seconds)
         for reason in finish_reasons:
-            self._success.labels(self._model, reason).inc()
-
-
-class _TokenTimes(Collector):
-    """The histogram that every token of every stream goes to: the library's locks several times a value."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._counts = [0] * (len(_ITL_BUCKETS) + 1)  # not cumulative; the last for all that are longer
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Count one. Event loop only."""
-        self._counts[bisect_left(_ITL_BUCKETS, seconds)] += 1
-        self._sum += seconds
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing, as it has no name to clash."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """The family."""
-        name, text = "vllm:inter_token_latency_seconds", "Between two tokens of a sequence"
-        family = HistogramMetricFamily(name, text, labels=("model_name",))
-        bounds = [*(str(float(bound)) for bound in _ITL_BUCKETS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        family.add_metric((self._model,), buckets=buckets, sum_value=self._sum)
-        yield family
-
-
-class _EngineView(Collector):
-    """The engine's account as metric families."""
-
-    def __init__(self, model: str, stats: Callable[[], EngineStats], step_failures: Callable[[], int]) -> None:
-        self._model, self._stats, self._step_failures = model, stats, step_failures
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: names are known when collected."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """All families, of one moment."""
-        stats = self._stats()
-        used = (stats.num_blocks - stats.free_blocks - stats.cached_blocks) / stats.num_blocks
-        yield self._gauge("vllm:num_requests_running", "Sequences that take part in steps", stats.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait", stats.num_waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of blocks held by sequences, 0 to 1", used)
-        for name, text, value in (
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up", stats.queried_tokens),
-            ("vllm:prefix_cache_hits", "Of these, tokens found", stats.hit_tokens),
-            ("vllm:prompt_tokens", "Prompt tokens computed or read", stats.prefilled_tokens + stats.cached_tokens),
-            ("vllm:prompt_tokens_cached", "Of these, tokens read from cache", stats.cached_tokens),
-            ("vllm:generation_tokens", "Tokens generated", stats.sampled_tokens),
-            ("vllm:spec_decode_num_draft_tokens", "Drafts computed", stats.drafted_tokens),
-            ("vllm:spec_decode_num_accepted_tokens", "Of these, tokens drawn", stats.accepted_tokens),
-            ("vllm:num_preemptions", "Preemptions", stats.num_preemptions),
-            ("foreword:steps", "Engine steps", stats.num_steps),
-            ("foreword:step_failures", "Steps that raised", self._step_failures()),
-            ("foreword:recomputed_tokens", "Tokens computed again", stats.recomputed_tokens),
-            ("foreword:evicted_blocks", "Cached blocks given up", stats.evicted_blocks),
-            ("foreword:copied_blocks", "Blocks copied on write", stats.copied_blocks),
-        ):
-            family = CounterMetricFamily(name, text, labels=("model_name",))
-            family.add_metric((self._model,), value)
-            yield family
-        blocks = GaugeMetricFamily("foreword:blocks", "KV blocks by state", labels=("model_name", "state"))
-        for state, count in (("free", stats.free_blocks), ("held", stats.held_blocks), ("cached", stats.cached_blocks)):
-            blocks.add_metric((self._model, state), count)
-        yield blocks
-
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, text, labels=("model_name",))
-        family.add_metric((self._model,), value)
-        return family
+            self._success.add(reason)

@@ -54,11 +54,14 @@ class Asked:
     on_replay: Callable[[RequestOutput], None]  # told of each stored output given again, in a thread
 
 
-def open_response_cache(limits: Limits, identity: bytes, metrics: Metrics) -> ResponseCache | None:
-    """The response cache that was asked for, watched by the metrics; None where none was."""
+def open_response_cache(limits: Limits, identity: Callable[[], bytes], metrics: Metrics) -> ResponseCache | None:
+    """The response cache that was asked for, watched by the metrics; None where none was.
+
+    `identity` names what computes the answers; finding it out takes a hundredth of a second, so only a cache asks.
+    """
     if not limits.response_cache_bytes:
         return None
-    cache = ResponseCache(limits.response_cache_bytes, limits.response_cache_ttl_s, identity)
+    cache = ResponseCache(limits.response_cache_bytes, limits.response_cache_ttl_s, identity())
     metrics.watch_gauge("foreword:response_cache_entries", "Answers stored", lambda: cache.num_entries)
     metrics.watch_gauge("foreword:response_cache_bytes", "Bytes they take", lambda: cache.num_bytes)
     return cache

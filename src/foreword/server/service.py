@@ -91,11 +91,13 @@ class Service:
         self._eos = frozenset(loaded.tokenizer.eos_token_ids)
         self.prompts = PromptEncoder(loaded)
         self._pool = ThreadPoolExecutor(NUM_TEXT_THREADS, thread_name_prefix="foreword-text")
-        identity = f"{foreword.__version__} {self.fingerprint} {self.tokenizer.digest.hex()}".encode()
-        self.responses = open_response_cache(self.limits, identity, self.metrics)
+        self.responses = open_response_cache(self.limits, self._identity, self.metrics)
         self._reuse = ResponseReuse(self.responses, self.off_loop)
         self.stored_responses = open_response_store(self.limits, self.metrics)
         self._constraining = Constraining(loaded.tokenizer)
+
+    def _identity(self) -> bytes:
+        return f"{foreword.__version__} {self.fingerprint} {self.tokenizer.digest.hex()}".encode()
 
     @property
     def max_model_len(self) -> int:
