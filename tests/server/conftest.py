@@ -11,8 +11,9 @@ import pytest
 from foreword.llm.loading import EngineOptions, load
 from foreword.server.cache_policy.emulation import Emulation
 from foreword.server.limits import Limits
+from foreword.server.listening import bind
 from foreword.server.service import Service
-from foreword.server.serving import Server, bind
+from foreword.server.serving import Server
 from foreword.server.tenants import KeyRing, new_key
 from tests.cli.conftest import tiny as tiny
 from tests.cli.conftest import tiny_raw as tiny_raw

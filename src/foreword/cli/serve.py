@@ -1,6 +1,6 @@
 """`foreword serve`: the model behind OpenAI's and Anthropic's HTTP dialects."""
 
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -10,9 +10,11 @@ import typer
 
 from foreword.cli.console import human_bytes, remark, write_json, write_text
 from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped, parse_bytes
-from foreword.cli.session import find_model, summary_lines
+from foreword.cli.session import collector_held, find_model, summary_lines
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from foreword.events import EventOptions
     from foreword.llm import EngineOptions
     from foreword.llm.loading import LoadedModel
@@ -236,28 +238,29 @@ def serve(
         return
     if model_name is not None:
         model = replace(model, model=model_name)
-    path, options = find_model(model.model), model.engine_options()
-    from foreword.server.serving import bind, check_exposure
-    from foreword.server.tenants import KeyRing
+    with ExitStack() as held:
+        with collector_held():
+            path, options = find_model(model.model), model.engine_options()
+            from foreword.server.listening import bind, check_exposure
+            from foreword.server.tenants import KeyRing
 
-    keys = KeyRing() if server.api_keys is None else KeyRing.from_file(Path(server.api_keys))
-    check_exposure(server.host, has_keys=not keys.is_open)
-    limits = server.limits()
-    options = replace(options, kv_events=events.options(keys))
-    listening = bind(server.host, server.port)
-    from foreword.llm.loading import load
-    from foreword.server.logs import set_up_logging
-    from foreword.server.publishing import publish_files
-    from foreword.server.service import Service
-    from foreword.server.serving import serve as run
+            keys = KeyRing() if server.api_keys is None else KeyRing.from_file(Path(server.api_keys))
+            check_exposure(server.host, has_keys=not keys.is_open)
+            limits = server.limits()
+            options = replace(options, kv_events=events.options(keys))
+            listening = held.enter_context(bind(server.host, server.port))
+            recorder = held.enter_context(server.recording(options.block_size))
+            loaded = held.enter_context(closing(_load(path, options)))
+            from foreword.server.logs import set_up_logging
+            from foreword.server.publishing import publish_files
+            from foreword.server.service import Service
+            from foreword.server.serving import serve as run
 
-    with listening, server.recording(options.block_size) as recorder, closing(load(path, options)) as loaded:
-        names = server.served_model_name or [_default_name(model.model, path)]
-        service = Service(loaded, names=names, keys=keys, limits=limits, emulation=server.emulation())
+            names = server.served_model_name or [_default_name(model.model, path)]
+            service = Service(loaded, names=names, keys=keys, limits=limits, emulation=server.emulation())
         service.recorder = recorder
         published = publish_files(service, [Path(file) for file in server.publish or ()])
-        address, port = listening.getsockname()[:2]
-        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        url = _url(listening)
         if json:
             write_json({"url": url, "models": names, "keys": keys.num_keys, "engine": asdict(loaded.summary)})
         elif not quiet:
@@ -267,6 +270,29 @@ def serve(
                 remark(f"published {name}: {num_tokens:,} tokens that every tenant's prompts may begin with")
         set_up_logging()
         run(service, server.host, listening, None if server.api_keys is None else Path(server.api_keys))
+
+
+def _load(path: Path, options: "EngineOptions") -> "LoadedModel":
+    """The model, loaded while the web side is imported: reading and packing weights lets go of the interpreter."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from foreword.llm.loading import load
+
+    with ThreadPoolExecutor(1, thread_name_prefix="foreword-load") as pool:
+        loading = pool.submit(load, path, options)
+        try:
+            import foreword.server.serving  # noqa: F401  # here, to be there when it is wanted
+
+            return loading.result()
+        except BaseException:
+            if loading.exception() is None:  # Ctrl-C: it can't be cut short, and what it opened is closed again
+                loading.result().close()
+            raise
+
+
+def _url(listening: "socket") -> str:
+    address, port = listening.getsockname()[:2]
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}"
 
 
 def start_lines(
