@@ -64,7 +64,7 @@ def ask_of_everything(live: LiveServer, seed: int) -> None:
 def test_a_replay_finds_what_the_engine_found(
     start_server: StartServer, tmp_path: Path, kind: PrefixCacheKind, record_block: int, seed: int
 ) -> None:
-    live = start_server(prefix_cache=kind, block_size=BLOCK, kv_memory_bytes=32 << 20)
+    live = start_server(prefix_cache=kind, block_size=BLOCK, kv_memory_bytes=8 << 20)
     file = tmp_path / "trace.jsonl"
     with TraceRecorder(file, record_block) as recorder:
         live.service.recorder = recorder
