@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 _PATIENCE_S = 120  # a loaded machine takes its time; a broken chat never answers
 
 

@@ -244,6 +244,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.alone
 def test_a_subscriber_that_never_reads_costs_bounded_memory_and_nothing_else(start: Any, clients: Clients) -> None:
     publisher = start(high_water_mark=100, replay_batches=100)
     _, number = subscribed(clients, publisher)

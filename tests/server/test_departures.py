@@ -16,6 +16,8 @@ from tests.server.process import serving
 from tests.server.test_streams import CALLS, cancelled, limit, wait_until_free
 from tests.server.wire import completion_body, send
 
+pytestmark = pytest.mark.alone
+
 ANSWER = 400
 
 

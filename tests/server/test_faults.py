@@ -14,6 +14,8 @@ from tests.server.test_stalled_readers import stalled_client
 from tests.server.test_streams import cancelled, wait_until_free
 from tests.server.wire import chat_body, completion_body, send
 
+pytestmark = pytest.mark.alone
+
 
 def test_a_client_that_never_reads_is_cut_off_and_holds_nothing(start_server: StartServer) -> None:
     live = start_server(limits=Limits(write_timeout_s=0.3), debug=False)

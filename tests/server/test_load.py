@@ -17,6 +17,8 @@ from foreword.server.limits import Limits
 from tests.profile import DEEP
 from tests.server.conftest import LiveServer, StartServer
 
+pytestmark = pytest.mark.alone
+
 STREAMS = 256
 
 

@@ -14,6 +14,8 @@ from tests.profile import DEEP
 from tests.server.conftest import LiveServer, StartServer
 from tests.server.wire import chat_body, completion_body, message_body, response_body, send
 
+pytestmark = pytest.mark.alone
+
 USER = {"role": "user", "content": "a"}
 FUNCTION: Any = {"type": "function", "function": {"name": "f"}}
 NESTED: Any = {"type": "object", "x": [{}] * 98_000}  # just few enough to be read

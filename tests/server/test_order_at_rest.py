@@ -14,7 +14,7 @@ from tests.server.process import ServerProcess, serving
 from tests.server.test_streams import CALLS, limit
 from tests.server.wire import completion_body, send
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")]
 
 
 async def client(port: int, rng: random.Random) -> None:

@@ -13,6 +13,7 @@ from tests.server.crowd import Caller
 from tests.server.process import ServerProcess, serving
 from tests.server.wire import completion_body, send
 
+pytestmark = pytest.mark.alone
 RUNNING, QUEUED, ANSWER = 32, 50, 1000
 
 

@@ -4,12 +4,15 @@ import asyncio
 import socket
 from contextlib import ExitStack
 
+import pytest
+
 from foreword.server.limits import Limits
 from tests.server.conftest import StartServer
 from tests.server.crowd import Caller, request_bytes
 from tests.server.test_streams import cancelled
 from tests.server.wire import completion_body, send
 
+pytestmark = pytest.mark.alone
 NUM_STALLED = 50
 LONG = completion_body("on and on", stream=True, max_tokens=120, ignore_eos=True, logprobs=20)
 READ = completion_body("one by one", stream=True, max_tokens=120, ignore_eos=True)
