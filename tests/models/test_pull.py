@@ -105,11 +105,11 @@ def test_a_model_that_is_here_is_only_checked(index: Index, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("damage", [b"", MODEL[:-1], MODEL[:-1] + b"!", MODEL + b"!"])
 def test_a_damaged_model_is_pulled_anew(damage: bytes, index: Index, tmp_path: Path) -> None:
-    path = index.pull(tmp_path / "models").path
+    path = tmp_path / "models" / index.entry.file_name
+    path.parent.mkdir()
     path.write_bytes(damage)
 
-    index.pull(tmp_path / "models")
-
+    assert index.pull(tmp_path / "models").path == path
     assert path.read_bytes() == MODEL
 
 
