@@ -2,7 +2,8 @@
 
 Regime: the engine's own rate is the bound; a calm server keeps giving it, and refuses the rest with 429 in no time.
 Peak by a closed loop, then an open one at ten times that rate, then one client alone, five seconds later; memory is
-read from /proc every second. Run: python benchmarks/serving/bench_overload.py [--model M] [--seconds 60]
+read from /proc every second. The client has its part of the same cores, so processor time of both is told beside what
+was answered. Run: python benchmarks/serving/bench_overload.py [--model M] [--seconds 60]
 """
 
 import argparse
@@ -35,6 +36,27 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
+class Cores:
+    """How many cores the server and this client keep busy while something is done."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.server = self.client = 0.0
+
+    def __enter__(self) -> "Cores":
+        self._begun = time.perf_counter(), self._server_s(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        wall_s, server_s, client_s = self._begun
+        wall_s = time.perf_counter() - wall_s
+        self.server, self.client = (self._server_s() - server_s) / wall_s, (time.process_time() - client_s) / wall_s
+
+    def _server_s(self) -> float:
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Watch(threading.Thread):
     """Reads a process's resident memory every second."""
 
@@ -62,26 +84,33 @@ def main() -> None:
         with urllib.request.urlopen(f"{url}/v1/models") as answer:
             name = json.load(answer)["data"][0]["id"]
         workload = Workload(model=name, lengths=((PROMPT, ANSWER),), shared=0.5)
-        peak = load(endpoint, workload.sessions(), Pace(streams=16, duration_s=args.seconds / 4), Objectives())
+        server = child_of(os.getpid())
+        with Cores(server) as at_peak:
+            peak = load(endpoint, workload.sessions(), Pace(streams=16, duration_s=args.seconds / 4), Objectives())
         rate = OVERLOAD * float(str(peak["requests_per_second"]))
         rude = Workload(model=name, lengths=((PROMPT, ANSWER),), shared=0.5, leave=0.05, garbage=0.01, seed=1)
-        watch = Watch(child_of(os.getpid()))
+        watch = Watch(server)
         watch.start()
         pace = Pace(streams=None, duration_s=args.seconds)
-        flood = load(endpoint, poisson(rude.sessions(), rate, 1), pace, Objectives())
+        with Cores(server) as in_flood:
+            flood = load(endpoint, poisson(rude.sessions(), rate, 1), pace, Objectives())
         watch.over.set()
         time.sleep(REST_S)
         alone = load(endpoint, islice(workload.sessions(), 5), Pace(streams=1), Objectives())
         with urllib.request.urlopen(f"{url}/metrics") as answer:
             held = [line for line in answer.read().decode().splitlines() if 'state="held"' in line]
     middle = watch.seen[len(watch.seen) // 4]
+    goodput = float(str(flood["requests_per_second"])) / float(str(peak["requests_per_second"]))
     print(
         json.dumps(
             {
                 "peak": peak,
                 "overload": flood,
                 "after": alone,
-                "goodput_over_peak": float(str(flood["requests_per_second"])) / float(str(peak["requests_per_second"])),
+                "goodput_over_peak": goodput,
+                "goodput_over_peak_a_server_core": goodput * at_peak.server / in_flood.server,
+                "cores_at_peak": {"server": at_peak.server, "client": at_peak.client},
+                "cores_in_flood": {"server": in_flood.server, "client": in_flood.client},
                 "rss_mib": {"after_a_quarter": middle, "end": watch.seen[-1], "most": max(watch.seen)},
                 "held": held,
             }
