@@ -43,6 +43,13 @@ bool are_own(std::size_t num_rows, RowTransform::Kind kind) {
   return num_rows <= kOwnRows && kind != RowTransform::kSwiGlu;
 }
 
+// Pieces of a thread's share: the last one of a slow thread is what others may have to wait for.
+constexpr std::size_t kPieces = 8;
+
+std::size_t piece_of(std::size_t num_items, std::size_t num_threads) {
+  return num_items / (kPieces * num_threads) + 1;
+}
+
 struct Needs {
   bool int8 = false, floats = false;
   explicit Needs(const PackedMatrix& matrix) {
@@ -94,31 +101,48 @@ void prepare_row(const MatmulKernels& kernels, const Source& source, std::size_t
 }
 
 // This thread's share: whole rows, or, of few rows, a range of each row's inputs.
-void prepare_share(const MatmulKernels& kernels, const Source& source, std::size_t thread, std::size_t num_threads,
+void prepare_share(Context& context, const MatmulKernels& kernels, const Source& source, std::size_t thread,
                    std::uint8_t* int8, float* floats) {
+  const std::size_t num_threads = context.pool.num_threads();
+  const auto prepare = [&](std::size_t first, std::size_t last, std::size_t begin, std::size_t end) {
+    for (std::size_t t = first; t < last; ++t) prepare_row(kernels, source, t, begin, end, int8, floats);
+  };
   if (source.num_rows >= 4 * num_threads) {
-    const auto [begin, end] = split_evenly(source.num_rows, thread, num_threads);
-    for (std::size_t t = begin; t < end; ++t) prepare_row(kernels, source, t, 0, source.cols, int8, floats);
+    context.pool.divide(source.num_rows, piece_of(source.num_rows, num_threads), thread,
+                        [&](std::size_t first, std::size_t last) { prepare(first, last, 0, source.cols); });
     return;
   }
   const std::size_t num_groups = (source.cols + kGroup - 1) / kGroup;
   const auto [begin, end] = split_evenly(num_groups, thread, num_threads);
-  if (begin == end) return;
-  for (std::size_t t = 0; t < source.num_rows; ++t) {
-    prepare_row(kernels, source, t, begin * kGroup, smaller(end * kGroup, source.cols), int8, floats);
-  }
+  if (begin < end) prepare(0, source.num_rows, begin * kGroup, smaller(end * kGroup, source.cols));
 }
 
-void multiply_share(const MatmulKernels& kernels, const PackedMatrix& matrix, const ActivationView& rows,
-                    OutputView out, std::size_t thread, std::size_t num_threads) {
+std::size_t tiles_of(const PackedMatrix::Part& part) {
+  return (part.view.rows + kTileOutputs - 1) / kTileOutputs;
+}
+
+// Tiles [begin, end), counted through all parts.
+void multiply_tiles(const MatmulKernels& kernels, const PackedMatrix& matrix, const ActivationView& rows,
+                    OutputView out, std::size_t begin, std::size_t end) {
+  std::size_t first = 0;
   for (const PackedMatrix::Part& part : matrix.parts()) {
-    const std::size_t num_tiles = (part.view.rows + kTileOutputs - 1) / kTileOutputs;
-    const auto [begin, end] = split_evenly(num_tiles, thread, num_threads);
+    const std::size_t num_tiles = tiles_of(part), from = begin > first ? begin - first : 0;
     const auto product = is_quantised(part.view.format) ? kernels.product_int8 : kernels.product_float;
-    if (begin < end) product(part.view, begin, end, rows, out);
+    if (end > first && from < num_tiles) product(part.view, from, smaller(end - first, num_tiles), rows, out);
+    first += num_tiles;
     out.out += part.view.rows;
     if (out.bias != nullptr) out.bias += part.view.rows;
   }
+}
+
+// This thread's part of a product: a share of the tiles, or more where others are slower.
+void multiply_share(Context& context, const MatmulKernels& kernels, const PackedMatrix& matrix,
+                    const ActivationView& rows, const OutputView& out, std::size_t thread) {
+  std::size_t num_tiles = 0;
+  for (const PackedMatrix::Part& part : matrix.parts()) num_tiles += tiles_of(part);
+  context.pool.divide(
+      num_tiles, piece_of(num_tiles, context.pool.num_threads()), thread,
+      [&](std::size_t begin, std::size_t end) { multiply_tiles(kernels, matrix, rows, out, begin, end); });
 }
 
 }  // namespace
@@ -133,7 +157,7 @@ void PreparedRows::reserve(const PackedMatrix& matrix, std::size_t num_rows, std
 void linear_stage(Context& context, const LinearArgs& args, PreparedRows& rows, std::size_t thread) {
   const MatmulKernels& kernels = kernels_of(context);
   const Needs needs(*args.matrix);
-  const std::size_t cols = args.matrix->cols(), num_threads = context.pool.num_threads();
+  const std::size_t cols = args.matrix->cols();
   const bool own = are_own(args.num_rows, args.transform.kind);
   PreparedRows::Memory& memory = own ? rows.own[thread] : rows.shared;
   std::uint8_t* const int8 = needs.int8 ? memory.int8.data() : nullptr;
@@ -144,12 +168,12 @@ void linear_stage(Context& context, const LinearArgs& args, PreparedRows& rows, 
     const Source source{args.x + first * args.x_stride, args.x_stride, count, cols, args.transform};
     const OutputView view{args.out + first * args.out_stride, args.out_stride, args.bias, args.accumulate};
     if (own) {
-      prepare_share(kernels, source, 0, 1, int8, floats);
+      for (std::size_t t = 0; t < count; ++t) prepare_row(kernels, source, t, 0, cols, int8, floats);
     } else {
-      prepare_share(kernels, source, thread, num_threads, int8, floats);
+      prepare_share(context, kernels, source, thread, int8, floats);
       context.pool.barrier();
     }
-    multiply_share(kernels, *args.matrix, {count, cols, int8, floats}, view, thread, num_threads);
+    multiply_share(context, kernels, *args.matrix, {count, cols, int8, floats}, view, thread);
   }
 }
 

@@ -81,7 +81,7 @@ void wait_for_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, 
 }  // namespace
 
 struct ThreadPool::State {
-  explicit State(std::size_t num_threads) : num_threads(num_threads), processors(num_threads) {
+  explicit State(std::size_t num_threads) : num_threads(num_threads), processors(num_threads), shares(num_threads) {
     for (Processor& processor : processors) processor.number.store(-1, std::memory_order_relaxed);
   }
 
@@ -97,10 +97,18 @@ struct ThreadPool::State {
     std::chrono::steady_clock::time_point moved;  // the thread's own
   };
 
+  // A thread's share of what is divided: which division was the last that somebody took a piece in, in the upper half,
+  // and how many pieces have been taken in it. One that begins needs nobody to put the counts of the last one back.
+  struct alignas(64) Share {
+    std::atomic<std::uint64_t> taken{0};
+    std::uint32_t division = 0;  // the thread's own count of divisions, the same on all of them
+  };
+
   const std::size_t num_threads;
   std::vector<Processor> processors;  // where each thread was last seen
-  std::mutex region;                  // held while a region runs
-  bool workers_lost = false;          // set in a forked child, which has only the thread that forked
+  std::vector<Share> shares;
+  std::mutex region;          // held while a region runs
+  bool workers_lost = false;  // set in a forked child, which has only the thread that forked
   std::vector<std::thread>* workers = nullptr;
   Task task = nullptr;  // null: stop
   void* argument = nullptr;
@@ -290,6 +298,21 @@ void ThreadPool::barrier() {
     state.phase.notify_all();
   } else {
     wait_for_change(state.phase, phase, state.may_spin(region_thread));
+  }
+}
+
+std::uint32_t ThreadPool::begin_division(std::size_t thread) {
+  return ++state_->shares[thread].division;
+}
+
+std::size_t ThreadPool::take_piece(std::size_t owner, std::uint32_t division, std::size_t num_pieces) {
+  std::atomic<std::uint64_t>& taken = state_->shares[owner].taken;
+  std::uint64_t seen = taken.load(std::memory_order_relaxed);
+  while (true) {
+    const std::size_t next = seen >> 32 == division ? seen & 0xffffffff : 0;
+    if (next >= num_pieces) return num_pieces;
+    const std::uint64_t later = std::uint64_t{division} << 32 | (next + 1);
+    if (taken.compare_exchange_weak(seen, later, std::memory_order_relaxed)) return next;
   }
 }
 

@@ -96,6 +96,47 @@ TEST(threads, a_worker_beside_another_thread_of_its_pool_moves_away) {
 }
 #endif
 
+TEST(threads, every_item_that_is_divided_is_worked_on_once) {
+  for (std::size_t n : {1U, 2U, 3U, 5U}) {
+    ThreadPool pool(n);
+    for (std::size_t items = 0; items < 40; ++items) {
+      for (std::size_t piece : {1U, 2U, 7U, 100U}) {
+        std::vector<std::atomic<int>> times(items);
+        std::atomic<bool> too_long{false};
+        pool.run([&](std::size_t thread) {
+          for (int round = 0; round < 3; ++round) {
+            pool.divide(items, piece, thread, [&](std::size_t begin, std::size_t end) {
+              if (n > 1 && end - begin > piece) too_long = true;
+              for (std::size_t i = begin; i < end; ++i) ++times[i];
+            });
+            pool.barrier();
+          }
+        });
+        CHECK(!too_long);
+        for (auto& count : times) CHECK_MSG(count == 3, "%zu threads, %zu items of %zu", n, items, piece);
+      }
+    }
+  }
+}
+
+// The last thread stands in its first piece until all the others are done: they are, though some are of its share.
+TEST(threads, what_a_waiting_thread_has_not_begun_is_done_by_others) {
+  for (std::size_t n : {2U, 3U}) {
+    ThreadPool pool(n);
+    constexpr std::size_t kItems = 60, kPiece = 4;
+    std::atomic<std::size_t> done{0};
+    pool.run([&](std::size_t thread) {
+      pool.divide(kItems, kPiece, thread, [&](std::size_t begin, std::size_t end) {
+        if (thread == n - 1) {
+          while (done + (end - begin) < kItems) std::this_thread::yield();
+        }
+        done += end - begin;
+      });
+    });
+    CHECK(done == kItems);
+  }
+}
+
 TEST(threads, zero_threads_are_refused) {
   CHECK_THROWS(ThreadPool(0), std::invalid_argument);
 }
