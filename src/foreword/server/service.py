@@ -111,7 +111,7 @@ class Service:
     @property
     def is_stuck(self) -> bool:
         """True while a step takes longer than one may."""
-        return self.engine.step_age_s() >= self.limits.stuck_step_s
+        return self._watchdog.is_stuck()
 
     def check_model(self, name: str) -> None:
         """Refuse a model that isn't served.
