@@ -20,7 +20,6 @@ from tests.cli.conftest import tiny_raw as tiny_raw
 
 ResultT = TypeVar("ResultT")
 MODEL = "tiny"
-PATIENT = Limits(stuck_step_s=240)  # a machine that stands still for a minute is no engine that is stuck
 
 
 async def num_tasks() -> int:
@@ -42,8 +41,9 @@ class LiveServer:
         **options: Any,
     ) -> None:
         chosen = {"threads": 1, "kv_memory_bytes": 4 << 20, "kv_dtype": "f32", "debug": True, **options}
-        loaded = load(path, EngineOptions(**chosen))
-        self.service = Service(loaded, names=names, keys=keys, limits=limits or PATIENT, emulation=emulation)
+        self.service = Service(
+            load(path, EngineOptions(**chosen)), names=names, keys=keys, limits=limits, emulation=emulation
+        )
         self._socket = bind("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
