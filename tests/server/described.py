@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from foreword.server.errors import anthropic_body, cohere_body, dialect_of
-from foreword.server.openapi.answers import AnthropicError, CohereError, OpenAIError
+from foreword.server.openapi.answers import AnthropicError, CohereError, FullError, OpenAIError
 from foreword.server.openapi.operations import OPERATIONS, Operation
 
 ERRORS: Mapping[Any, type[msgspec.Struct]] = {anthropic_body: AnthropicError, cohere_body: CohereError}
@@ -41,6 +41,8 @@ def check_described(method: str, target: str, status: int, headers: Mapping[str,
     if status != 200:
         assert status in operation.statuses(path), (method, target, status)
         error = operation.unavailable if status == 503 and operation.unavailable else ERRORS.get(dialect_of(path))
+        if status == 503 and b'"too_many_connections"' in body:
+            error = FullError
         assert kind == "application/json"
         decode(body, error or OpenAIError)
         if status == 400 and operation.body is not None:

@@ -41,9 +41,10 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(path: str, *argv: str) -> Iterator[ServerProcess]:
-    """Start one and wait until it is ready; it is gone afterwards."""
-    command = [sys.executable, "-m", "foreword", "serve", path, *argv, "--served-model-name", "tiny"]
+def serving(path: str, *argv: str, descriptors: int | None = None) -> Iterator[ServerProcess]:
+    """Start one and wait until it is ready; it is gone afterwards. It finds a soft limit of so many `descriptors`."""
+    limited = [] if descriptors is None else ["sh", "-c", f'ulimit -Sn {descriptors}; exec "$@"', "sh"]
+    command = [*limited, sys.executable, "-m", "foreword", "serve", path, *argv, "--served-model-name", "tiny"]
     process = subprocess.Popen(
         [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

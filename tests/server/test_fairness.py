@@ -87,7 +87,7 @@ async def flood(port: int, key: str) -> Counter[int]:
             await caller.head()
             await caller.rest()
         except (ConnectionError, asyncio.IncompleteReadError):
-            statuses[CUT] += 1  # more connections than a server takes: nobody knows yet whose they are
+            statuses[CUT] += 1  # of more connections than a server takes, before its 503 was read
         else:
             statuses[caller.status] += 1
 
@@ -115,5 +115,5 @@ def test_a_tenants_p95_beside_200_requests_a_second_of_another(tiny: str, keys: 
         alone, beside, statuses = asyncio.run(asyncio.wait_for(scene(), 240))
 
         print(f"p95 {p95(alone) * 1000:.0f} ms alone, {p95(beside) * 1000:.0f} ms beside; bob got {dict(statuses)}")
-        assert set(statuses) <= {200, 429, CUT}
+        assert set(statuses) <= {200, 429, 503, CUT}
         assert p95(beside) <= max(2 * p95(alone), 0.25)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -70,6 +71,13 @@ def cohere_body(error: ApiError) -> dict[str, object]:
     """`{"message"}`."""
     is_named = error.param is None or error.param in error.message
     return {"message": error.message if is_named else f"{error.param}: {error.message}"}
+
+
+def common_body(error: ApiError) -> dict[str, object]:
+    """For a request that nobody has read: a client of any dialect finds its own in it."""
+    openai: Any = openai_body(error)
+    anthropic: Any = anthropic_body(error)
+    return {**anthropic, **cohere_body(error), "error": {**openai["error"], **anthropic["error"]}}
 
 
 def dialect_of(path: str) -> Dialect:

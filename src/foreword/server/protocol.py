@@ -8,6 +8,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from foreword.server.limits import Limits
 from foreword.server.sse import BODY_KEY
+from foreword.server.turned_away import Door
 
 
 class DirectBody:
@@ -42,22 +43,23 @@ class DeadlineProtocol(H11Protocol):
     back by every byte, and knows nothing of a connection on which nothing complete has come yet.
     """
 
-    def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: Limits, door: Door, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._door = door
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection, or cut it when there are too many."""
+        """Take a connection, or turn it away when there are too many."""
+        if len(self.connections) >= self._limits.max_connections:
+            self._door.turn_away(cast(asyncio.Transport, transport))
+            return
         super().connection_made(cast(asyncio.Transport, transport))
-        if len(self.connections) > self._limits.max_connections:
-            self.transport.abort()
-        else:
-            # A token must not wait for the acknowledgement of the one before; asyncio sees to that only for sockets
-            # that name their protocol, and one that was bound beforehand does not.
-            self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._expect_head()
+        # A token must not wait for the acknowledgement of the one before; asyncio sees to that only for sockets that
+        # name their protocol, and one that was bound beforehand does not.
+        self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -21,9 +22,12 @@ from foreword.server.gate import LOOPBACK_HOSTS
 from foreword.server.logs import log
 from foreword.server.protocol import DeadlineProtocol
 from foreword.server.service import Service
+from foreword.server.turned_away import MAX_LINGERING, Door
 from foreword.server.watchdog import EXIT_CODE
 
 KEEP_ALIVE_S = 5
+OTHER_DESCRIPTORS = 256
+"""For what is no connection: files of the model, logs, events."""
 LAST_WORDS_S = 1.0
 """For clients to take the error that ends their answers, after a second signal."""
 
@@ -39,7 +43,8 @@ class Server(uvicorn.Server):
         self._service = service
         self._keys_file = keys_file
         app = make_app(service, hosts=() if host in LOOPBACK_HOSTS else (f"[{host}]" if ":" in host else host,))
-        super().__init__(_config(app, service))
+        self.door = Door(service.limits, lambda: service.metrics.refused("connections"))
+        super().__init__(_config(app, service, self.door))
         self._drain_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,6 +116,7 @@ class Server(uvicorn.Server):
 def serve(service: Service, host: str, listening: socket.socket, keys_file: Path | None = None) -> None:
     """Serve on a bound socket until a signal ends it. SIGHUP reads `keys_file` again."""
     server = Server(service, host, keys_file)
+    _let_open(service.limits.max_connections + MAX_LINGERING + OTHER_DESCRIPTORS)
     _on_signals(server.handle_exit)  # uvicorn asks for them too, but not in the beginning and the end
     try:
         with asyncio.Runner() as runner:
@@ -122,17 +128,27 @@ def serve(service: Service, host: str, listening: socket.socket, keys_file: Path
         _on_signals(signal.SIG_IGN)  # the process is ending: the interpreter would let a late one kill it
 
 
+def _let_open(wanted: int) -> None:
+    """Raise the soft limit of descriptors: with the usual 1,024 connections would wait in the backlog, unanswered."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        log("fewer descriptors than connections may need", logging.WARNING, most=most, wanted=wanted)
+
+
 def _on_signals(act: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, act)
 
 
-def _config(app: Any, service: Service) -> uvicorn.Config:
+def _config(app: Any, service: Service, door: Door) -> uvicorn.Config:
     limits = service.limits
     return uvicorn.Config(
         app,
-        http=functools.partial(DeadlineProtocol, limits=limits),  # type: ignore[arg-type]  # called as a class is
+        http=functools.partial(DeadlineProtocol, limits=limits, door=door),  # type: ignore[arg-type]  # called as a class is
         loop="asyncio",
         ws="none",
         lifespan="on",

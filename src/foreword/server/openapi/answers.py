@@ -65,6 +65,22 @@ class CohereError(Answer):
     message: str
 
 
+class FullDetail(Answer):
+    """OpenAI's and Anthropic's fields in one."""
+
+    message: str
+    type: Literal["overloaded_error"]
+    param: None
+    code: Literal["too_many_connections"]
+
+
+class FullError(Answer, tag="error"):
+    """Whatever was asked: more connections are open than the server takes, and the request wasn't read."""
+
+    error: FullDetail
+    message: str
+
+
 class HealthAnswer(Answer):
     """Whether the engine answers."""
 

@@ -28,7 +28,7 @@ from foreword.server.openai.schema import (
     ChatRequest,
     CompletionRequest,
 )
-from foreword.server.openapi.answers import AnthropicError, CohereError, OpenAIError
+from foreword.server.openapi.answers import AnthropicError, CohereError, FullError, OpenAIError
 from foreword.server.openapi.operations import OPERATIONS, Operation, error_type
 from foreword.server.rerank_schema import RERANK_IGNORED, RERANK_REFUSED, SCORE_IGNORED, RerankRequest, ScoreRequest
 
@@ -69,7 +69,7 @@ def openapi_document() -> Document:
 
 def make_document() -> dict[str, Any]:
     """The same as plain objects."""
-    types = list(dict.fromkeys([*_types(), OpenAIError, AnthropicError, CohereError]))
+    types = list(dict.fromkeys([*_types(), OpenAIError, AnthropicError, CohereError, FullError]))
     found, components = msgspec.json.schema_components(types, ref_template=_SCHEMAS)
     schemas = dict(zip(types, found, strict=True))
     paths = {
@@ -115,9 +115,10 @@ def _operation(path: str, method: str, operation: Operation, schemas: Mapping[An
     refused: dict[str, Any] = {
         str(status): {"$ref": f"#/components/responses/{error.__name__}"} for status in operation.statuses(path)
     }
-    if operation.unavailable is not None:
-        told = {"description": "It doesn't", "content": _json(schemas[operation.unavailable])}
-        refused["503"] = told
+    refused["503"] = {
+        "description": "It can't be answered now",
+        "content": _json(_any_of((operation.unavailable or error, FullError), schemas)),
+    }
     made: dict[str, Any] = {
         "operationId": "_".join([method, *re.findall(r"\w+", path.removesuffix(".json"))]),
         "summary": operation.summary,

@@ -24,7 +24,7 @@ from foreword.server.rerank_schema import RerankRequest, ScoreRequest
 from foreword.server.text_routes import DetokenizeBody, TemplateBody, TokenizeBody
 
 Method = Literal["get", "post", "delete"]
-_COMMON = (401, 403, 431, 500)
+_COMMON = (401, 403, 431, 500, 503)
 _WITH_BODY = (400, 408, 413, 415, 429)
 
 
@@ -68,8 +68,6 @@ class Operation:
         found = {*_COMMON, *self.errors, *(_WITH_BODY if self.body else ()), *((400,) if self.query else ())}
         if "{" in path or (self.body is not None and "model" in self.body.__struct_fields__):
             found.add(404)
-        if self.unavailable is not None or self.body is not None or not (self.is_open or self.is_operators):
-            found.add(503)
         return sorted(found - {401, 403} if self.is_open else found)
 
 

@@ -1,0 +1,95 @@
+"""Connections beyond the bound: each is told so, in one answer that costs no reading and is the same for all."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from foreword.server.errors import ApiError, common_body
+from foreword.server.limits import Limits
+
+LINGER_S = 2.0
+"""From the connection to its end."""
+MAX_LINGERING = 256
+MAX_DROPPED_BYTES = 1 << 20
+"""Of one request that nobody reads."""
+
+
+class Door:
+    """Turns connections away.
+
+    At most `MAX_LINGERING` are kept a while, so that what they still send doesn't undo the answer; of more, each is
+    answered and closed at once.
+    """
+
+    def __init__(self, limits: Limits, on_refused: Callable[[], None]) -> None:
+        self._on_refused = on_refused
+        self._answer = _answer(limits)
+        self._lingering: set[TurnedAway] = set()
+
+    @property
+    def num_lingering(self) -> int:
+        """Connections that have been turned away and are still open."""
+        return len(self._lingering)
+
+    def turn_away(self, transport: asyncio.Transport) -> None:
+        """Answer a new connection, and close it."""
+        self._on_refused()
+        if len(self._lingering) >= MAX_LINGERING:
+            transport.write(self._answer)
+            transport.close()
+        else:
+            transport.set_protocol(TurnedAway(transport, self._answer, self._lingering))
+
+
+class TurnedAway(asyncio.Protocol):
+    """One connection that is answered with its first bytes, for some clients take an answer only to what they asked.
+
+    What it sends is dropped: unread bytes would make the system reset the connection, and the answer could be lost.
+    """
+
+    def __init__(self, transport: asyncio.Transport, answer: bytes, lingering: set["TurnedAway"]) -> None:
+        self._transport = transport
+        self._answer = answer
+        self._lingering = lingering
+        self._num_left = MAX_DROPPED_BYTES
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._end)
+        lingering.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        self._num_left -= len(data)
+        if self._num_left < 0:
+            self._end()
+        elif self._answer:
+            self._tell()
+            self._transport.write_eof()
+
+    def eof_received(self) -> None:
+        """The client has said all, or has seen the answer's end; the transport closes itself."""
+        self._tell()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._timer.cancel()
+        self._lingering.discard(self)
+
+    def _tell(self) -> None:
+        answer, self._answer = self._answer, b""
+        if answer:
+            self._transport.write(answer)
+
+    def _end(self) -> None:
+        self._tell()
+        self._transport.close()
+
+
+def _answer(limits: Limits) -> bytes:
+    told = f"{limits.max_connections} connections are open, as many as this server takes; try again later"
+    body = msgspec.json.encode(common_body(ApiError(503, told, None, "too_many_connections")))
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"retry-after: {limits.retry_after_s}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
