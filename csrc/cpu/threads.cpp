@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -42,15 +43,33 @@ inline void pause_thread() {
 // bits depend neither on the caller nor on which thread did the work.
 class DefaultFloatingPoint {
  public:
-#if defined(__x86_64__)
-  DefaultFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
+  DefaultFloatingPoint() : saved_(control()) { set_control(kDefault); }
+  ~DefaultFloatingPoint() { set_control(saved_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
 
  private:
-  unsigned saved_;
-#else
-  DefaultFloatingPoint() {}
+#if defined(__x86_64__)
+  using Control = unsigned;
+  static constexpr Control kDefault = 0x1f80;  // exceptions masked, to nearest, subnormals kept
+  static Control control() { return _mm_getcsr(); }
+  static void set_control(Control value) { _mm_setcsr(value); }
+#elif defined(__aarch64__)
+  using Control = std::uint64_t;
+  static constexpr Control kDefault = 0;  // the same, and IEEE half precision
+  static Control control() {
+    Control value;
+    asm volatile("mrs %0, fpcr" : "=r"(value)::"memory");
+    return value;
+  }
+  static void set_control(Control value) { asm volatile("msr fpcr, %0" ::"r"(value) : "memory"); }
+#else  // the rounding mode alone
+  using Control = int;
+  static constexpr Control kDefault = FE_TONEAREST;
+  static Control control() { return std::fegetround(); }
+  static void set_control(Control value) { std::fesetround(value); }
 #endif
+  Control saved_;
 };
 
 int current_processor() {

@@ -121,7 +121,7 @@ Rounding rounding_of(KvDtype dtype, const T* head, std::size_t dim) {
   if (dtype == KvDtype::kF32) return {0, 0};
   if (dtype == KvDtype::kF16) return {0, std::ldexp(1.0, -11)};
   double peak = 0;
-  for (std::size_t d = 0; d < dim; ++d) peak = std::fmax(peak, std::fabs(static_cast<double>(head[d])));
+  for (std::size_t d = 0; d < dim; ++d) peak = std::max(peak, std::fabs(static_cast<double>(head[d])));
   return {peak / 254 * (1 + 1e-4), std::ldexp(1.0, -22)};  // half a step, and the arithmetic of finding it
 }
 
