@@ -4,7 +4,8 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
@@ -29,6 +30,8 @@ async def num_tasks() -> int:
 
 class LiveServer:
     """A service that listens. `run` plays a coroutine in the server's own loop."""
+
+    running: ClassVar[set["LiveServer"]] = set()
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class LiveServer:
 
     def start(self) -> None:
         self._thread.start()
+        self.running.add(self)
         while not self.server.started:
             assert self._thread.is_alive()
             threading.Event().wait(0.01)
@@ -73,6 +77,7 @@ class LiveServer:
         self.loop.call_soon_threadsafe(setattr, self.server, "should_exit", True)
         self._thread.join(30)
         assert not self._thread.is_alive()
+        self.running.discard(self)
 
     def check_idle(self) -> None:
         """Nothing is left of any request, and all bookkeeping adds up (R-20)."""
@@ -89,6 +94,13 @@ class LiveServer:
         assert stats.held_blocks == stats.num_running == stats.num_waiting == 0
         assert self.service.admission.num_tokens == 0
         assert self.service.bodies.buffered_bytes == 0
+
+
+def pytest_sessionfinish() -> None:
+    """End servers that a failed test has left behind: the process would wait for their threads."""
+    for server in [*LiveServer.running]:
+        with suppress(Exception):
+            server.stop()
 
 
 StartServer = Callable[..., LiveServer]
