@@ -127,6 +127,16 @@ def test_requests_by_curl_in_the_documents_are_answered(name: str, text: str, po
     assert done.returncode == 0, f"{name}\n{done.stdout}{done.stderr}"
 
 
+@pytest.mark.parametrize(("name", "text"), [block for block in blocks("sh") if "curl " in block[1]])
+def test_answers_asked_for_by_curl_are_bounded(name: str, text: str) -> None:
+    """Drawn at random, an answer without a bound goes on to the end of the context now and then: minutes."""
+    requests = re.findall(r"^curl .*?(?=^curl |\Z)", text, re.DOTALL | re.MULTILINE)
+
+    generating = [r for r in requests if re.search("/v1/(chat/completions|completions|messages|responses) ", r)]
+
+    assert [r for r in generating if not re.search(r'"max_(output_)?tokens":', r)] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", document.read_text())
