@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.core.errors import ModelFormatError
@@ -84,13 +84,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tokenizers")
 
 
-@pytest.mark.parametrize("name", sorted(DOCUMENTS))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(texts=st.lists(TEXTS, min_size=5, max_size=20))
-def test_ids_and_text_equal_those_of_the_library(name: str, texts: list[str], folder: Path) -> None:
-    path = write_json(folder, DOCUMENTS[name], f"{name}.json")
-    theirs, ours = tokenizers.Tokenizer.from_file(str(path)), Tokenizer.from_file(path)
+@pytest.fixture(scope="module", params=sorted(DOCUMENTS))
+def both(request: pytest.FixtureRequest, folder: Path) -> tuple[tokenizers.Tokenizer, Tokenizer]:
+    """The library's tokenizer and ours, of one file."""
+    path = write_json(folder, DOCUMENTS[request.param], f"{request.param}.json")
+    return tokenizers.Tokenizer.from_file(str(path)), Tokenizer.from_file(path)
 
+
+@given(texts=st.lists(TEXTS, min_size=5, max_size=20))
+def test_ids_and_text_equal_those_of_the_library(
+    both: tuple[tokenizers.Tokenizer, Tokenizer], texts: list[str]
+) -> None:
+    theirs, ours = both
     for text in texts:
         for add in (True, False):
             ids = ours.encode(text, add_special_tokens=add, parse_special=True)
