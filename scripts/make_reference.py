@@ -45,7 +45,7 @@ MEANINGS: dict[type, dict[str, str]] = {
         "instruction_set": "`auto`: the best this machine has; or `avx2`, `scalar`. Part of the cache identity.",
         "weight_dtype": "Weights in memory; `auto` keeps the file's where it packs exactly.",
         "kv_cache": "`False`: the naive loop, every step computes every known token again.",
-        "kv_dtype": "How K and V are stored, rounded once, when written; `int8`: with a scale a token and head.",
+        "kv_dtype": "How K and V are stored, rounded once, when written; `int16`, `int8`: codes with scales.",
         "kv_memory_bytes": "Bytes of the KV pool; `None`: a quarter of what is free, and no more than is of use.",
         "block_size": "Tokens of a block: 8, 16, 32, 64 or 128.",
         "max_model_len": "Most known tokens of a sequence; `None`: the model's, or what the pool holds.",
@@ -70,7 +70,7 @@ MEANINGS: dict[type, dict[str, str]] = {
     CacheConfig: {
         "num_blocks": "Blocks of the pool.",
         "block_size": "Tokens of a block: 8, 16, 32, 64 or 128.",
-        "kv_dtype": "How K and V are stored; `int8`: with a scale a token and head.",
+        "kv_dtype": "How K and V are stored; `int16`, `int8`: as codes, with a scale a token and head.",
         "prefix_cache": "`radix`: exact to the token; `hash`: whole blocks; `none`: nothing is found.",
         "reuse_generated": "`tenant`: later prompts of the namespace may hit generated tokens; `off`: prompts only.",
         "retention": "Which cached prefix goes first: segmented LRU, LRU, LFU or cost of computing it again.",

@@ -83,6 +83,8 @@ std::map<std::string, std::function<Work(Context&)>> cases() {
   }
   all["attention 1 of 2048"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kF16); };
   all["attention 1 of 2048, int8"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kInt8); };
+  all["attention 1 of 2048, int16"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kInt16); };
+  all["attention 64 of 512, int16"] = [](Context& context) { return attention(context, 512, 64, KvDtype::kInt16); };
   all["attention 64 of 512"] = [](Context& context) { return attention(context, 512, 64, KvDtype::kF16); };
   return all;
 }

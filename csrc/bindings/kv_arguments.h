@@ -23,11 +23,13 @@ inline KvDtype dtype_of(const char* argument, nb::dlpack::dtype dtype) {
   if (dtype == nb::dtype<float>()) return KvDtype::kF32;
   if (dtype == nb::dlpack::dtype{static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float), 16, 1}) return KvDtype::kF16;
   if (dtype == nb::dtype<std::int8_t>()) return KvDtype::kInt8;
-  fail(argument, "float32, float16 or int8", "dtype code " + text(dtype.code) + " of " + text(dtype.bits) + " bits");
+  if (dtype == nb::dtype<std::int16_t>()) return KvDtype::kInt16;
+  fail(argument, "float32, float16, int16 or int8",
+       "dtype code " + text(dtype.code) + " of " + text(dtype.bits) + " bits");
 }
 
-// k is [N, J, D, B], v is [N, J, B, D]; int8 has D + 4 for D, which counts the bytes of a head's scales. The kernels
-// that only read take the same view.
+// k is [N, J, D, B], v is [N, J, B, D]; int8 has D + 4 for D, and int16 D + 2, which counts a head's scales in codes.
+// The kernels that only read take the same view.
 template <class Array>
 KvCacheView view_of(const Array& k, const Array& v) {
   const KvDtype dtype = dtype_of("k_cache", k.dtype());
@@ -37,8 +39,12 @@ KvCacheView view_of(const Array& k, const Array& v) {
     require_size("k_cache", "at least one, so the first axis that is 0 had", 1, k.shape(axis) == 0 ? 0 : 1);
     require_size("v_cache", "as axis " + text(axes_of_v[axis]), k.shape(axis), v.shape(axes_of_v[axis]));
   }
-  const std::size_t beside = dtype == KvDtype::kInt8 ? kKvScaleBytes : 0;
-  if (k.shape(2) <= beside) fail("k_cache", "more than the " + text(beside) + " bytes of a scale", text(k.shape(2)));
+  const std::size_t beside = stores_codes(dtype) ? kKvScaleBytes / k.itemsize() : 0;
+  if (k.shape(2) <= beside) fail("k_cache", "more than the " + text(beside) + " codes of a scale", text(k.shape(2)));
+  if (beside > 0 && (k.shape(2) % 2 != 0 || k.shape(3) % 2 != 0)) {
+    fail("k_cache", "codes in pairs: an even head dimension and block size",
+         text(k.shape(2) - beside) + " and " + text(k.shape(3)));
+  }
   return {const_cast<void*>(static_cast<const void*>(k.data())),
           const_cast<void*>(static_cast<const void*>(v.data())),
           dtype,

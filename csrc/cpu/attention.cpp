@@ -71,7 +71,7 @@ std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_
   const std::size_t dim = problem.cache.head_dim, padded_dim = problem.padded_dim;
   const std::size_t padded_rows = (rows + kPanel - 1) / kPanel * kPanel;
   const std::size_t band = kBandRows * (kAttentionTile + padded_dim);
-  const std::size_t floats = band + padded_rows * (padded_dim + dim + 7) + kAttentionTile * (dim + padded_dim + 2);
+  const std::size_t floats = band + padded_rows * (padded_dim + dim + 10) + kAttentionTile * (dim + padded_dim + 2);
   return (floats + kPanel - 1) / kPanel * kPanel;
 }
 

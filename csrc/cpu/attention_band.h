@@ -18,7 +18,8 @@ struct UnitWork {
   float* tile_values;                                                 // [kBandRows, padded_dim]
   float* packed_keys;                                                 // panels [D, kPanel]
   float* packed_values;                                               // panels [kAttentionTile, kPanel]
-  float *key_scales, *value_scales;                                   // [kAttentionTile], of int8
+  float *key_scales, *value_scales;                                   // [kAttentionTile], of codes
+  float *row_scales, *steps, *inverse_steps;                          // [rows] of codes, see attention_codes.h
 
   UnitWork(const AttentionProblem& problem, const AttentionUnit& unit, float* scratch) {
     rows = unit.num_tokens * problem.group;
@@ -39,6 +40,7 @@ struct UnitWork {
     packed_keys = take(kAttentionTile * head_dim);
     packed_values = take(kAttentionTile * padded_dim);
     for (float** part : {&key_scales, &value_scales}) *part = take(kAttentionTile);
+    for (float** part : {&row_scales, &steps, &inverse_steps}) *part = take(padded_rows);
     for (std::size_t i = 0; i < 6 * padded_rows; ++i) tile_peak[i] = 0.0f;  // the padding is computed with
   }
 };
@@ -54,10 +56,11 @@ enum class TileEnd {
 struct RowBand {
   std::size_t rows, head_dim, padded_dim;
   TileEnd end;
-  const float* queries;  // groups of up to kRowGroup rows, each [D, rows of the group], scaled
+  const float* queries;             // groups of up to kRowGroup rows, each [D, rows of the group], scaled
+  const std::int16_t* query_codes;  // or as codes, each group [D/2, rows of the group, 2]
   const std::int32_t* limits;
   float *scores, *tile_values, *values;
-  float *tile_peak, *tile_sum, *peak, *sum, *old_share, *tile_share;
+  float *tile_peak, *tile_sum, *peak, *sum, *old_share, *tile_share, *row_scales, *steps, *inverse_steps;
 
   RowBand(const UnitWork& work, std::size_t first, TileEnd tile_end)
       : rows(work.rows - first < kBandRows ? work.rows - first : kBandRows),
@@ -65,6 +68,7 @@ struct RowBand {
         padded_dim(work.padded_dim),
         end(tile_end),
         queries(work.queries + first * work.head_dim),
+        query_codes(reinterpret_cast<const std::int16_t*>(work.queries) + first * work.head_dim),
         limits(work.limits + first),
         scores(work.scores),
         tile_values(work.tile_values),
@@ -74,7 +78,10 @@ struct RowBand {
         peak(work.peak + first),
         sum(work.sum + first),
         old_share(work.old_share + first),
-        tile_share(work.tile_share + first) {}
+        tile_share(work.tile_share + first),
+        row_scales(work.row_scales + first),
+        steps(work.steps + first),
+        inverse_steps(work.inverse_steps + first) {}
 };
 
 // Scores of every row for the first `num_keys` keys; what lies behind a row's limit is not looked at later.
@@ -97,17 +104,6 @@ void score_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t 
                                             ahead);
     }
   });
-}
-
-// Multiplies every row of scores, or of weights, with the scales of the tile's keys, or values.
-template <class Simd>
-void scale_band(const RowBand& band, const float* scales, std::size_t num_keys) {
-  for (std::size_t r = 0; r < band.rows; ++r) {
-    float* const row = band.scores + r * kAttentionTile;
-    for (std::size_t key = 0; key < num_keys; key += Simd::kLanes) {
-      Simd::store(row + key, Simd::load(row + key) * Simd::load(scales + key));
-    }
-  }
 }
 
 template <class Simd>
@@ -156,12 +152,17 @@ FOREWORD_INLINE float soften_row(float* scores, std::size_t limit, float row_pea
 
 // The peaks of all rows before the first weight: a row's weights wait for its peak, those of the row before need not.
 template <class Simd>
-void soften_band(const RowBand& band) {
+void set_peaks(const RowBand& band) {
   for (std::size_t r = 0; r < band.rows; ++r) {
     const float* const scores = band.scores + r * kAttentionTile;
     const std::size_t limit = static_cast<std::size_t>(band.limits[r]);
     band.tile_peak[r] = limit == kAttentionTile ? peak_of<Simd>(scores, kAttentionTile) : peak_of<Simd>(scores, limit);
   }
+}
+
+template <class Simd>
+void soften_band(const RowBand& band) {
+  set_peaks<Simd>(band);
   for (std::size_t r = 0; r < band.rows; ++r) {
     float* const scores = band.scores + r * kAttentionTile;
     const std::size_t limit = static_cast<std::size_t>(band.limits[r]);
@@ -182,6 +183,19 @@ void merge_sums(const RowBand& band) {
     Simd::store(band.tile_share + r, tile_share);
     const auto tile_sum = Simd::load(band.tile_sum + r) * tile_share;
     Simd::store(band.sum + r, Simd::multiply_add(Simd::load(band.sum + r), old_share, tile_sum));
+  }
+}
+
+// The band's sums after this tile, as `band.end` says.
+template <class Simd>
+void take_in_sums(const RowBand& band) {
+  if (band.end == TileEnd::kMerge) {
+    merge_sums<Simd>(band);
+  } else if (band.end == TileEnd::kFirst) {
+    for (std::size_t r = 0; r < band.rows; ++r) {
+      band.peak[r] = band.tile_peak[r];
+      band.sum[r] = band.tile_sum[r];
+    }
   }
 }
 
@@ -269,17 +283,8 @@ template <class Simd, std::size_t kWidth, class T, class PanelOf, class Ahead>
 FOREWORD_INLINE void attend_band(const RowBand& band, const TileKeys<Simd, T>& keys, std::size_t num_keys,
                                  PanelOf panel_of, TileAhead<Ahead>& ahead) {
   score_band<Simd, T>(band, keys, num_keys, ahead.values);
-  if (keys.key_scales != nullptr) scale_band<Simd>(band, keys.key_scales, num_keys);
   soften_band<Simd>(band);
-  if (keys.value_scales != nullptr) scale_band<Simd>(band, keys.value_scales, num_keys);
-  if (band.end == TileEnd::kMerge) {
-    merge_sums<Simd>(band);
-  } else if (band.end == TileEnd::kFirst) {
-    for (std::size_t r = 0; r < band.rows; ++r) {
-      band.peak[r] = band.tile_peak[r];
-      band.sum[r] = band.tile_sum[r];
-    }
-  }
+  take_in_sums<Simd>(band);
   value_band<Simd, kWidth>(band, panel_of, ahead.keys);
 }
 

@@ -8,8 +8,6 @@
 //   values     fma chain over keys ascending from 0, for each d
 // and a tile is merged into those before it as acc = fma(acc, 2^(old peak - peak), tile * 2^(tile peak - peak)). Lanes
 // and rows never mix before the fold, and keys after a row's position are left out of its sums, not multiplied by zero.
-// Int8: the chains are of codes; a score, once summed, is multiplied with its key's scale, and a weight, once it is in
-// the tile's sum, with its value's: code * scale is never formed.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +61,6 @@ struct TileKeys {
   const T* key_vectors[kAttentionTile / Simd::kLanes];  // dimension d of kLanes keys: key_vectors[i] + d * key_stride
   std::size_t key_stride;
   const T* value_rows[kAttentionTile];
-  const float *key_scales, *value_scales;  // null, or one a key
 };
 
 // sums[r][v] += factor_of(r) * vector_of(v). The fewer of the two are held while the others pass by one at a time: with

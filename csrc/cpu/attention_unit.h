@@ -1,30 +1,20 @@
-// Attention of one unit: its tiles in order, each packed where that pays. Included from the one .cpp of an instruction
-// set.
+// Attention of one unit: its tiles in order, each packed where that pays; those of floats. Included from the one .cpp
+// of an instruction set.
 #pragma once
 
-#include "attention_band.h"
+#include "attention_code_unit.h"
 
 namespace foreword {
 namespace {
-
-constexpr float kLog2E = 0x1.715476p+0f;
-
-inline const AttentionToken& unit_token(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t i) {
-  return problem.tokens[problem.unit_tokens[unit.token_begin + i]];
-}
 
 // Queries of the unit, scaled, in the order score_block reads them.
 inline void pack_queries(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head,
                          const UnitWork& work) {
   const float scale = problem.args.scale * kLog2E;
   for (std::size_t r = 0; r < work.rows; ++r) {
-    const std::size_t first = r / kRowGroup * kRowGroup;
-    const std::size_t width = work.rows - first < kRowGroup ? work.rows - first : kRowGroup;
-    const std::size_t token = static_cast<std::size_t>(unit_token(problem, unit, r / problem.group).token);
-    const std::size_t head = kv_head * problem.group + r % problem.group;
-    const float* const query = problem.args.qkv + token * problem.args.qkv_stride + head * work.head_dim;
-    float* const packed = work.queries + first * work.head_dim + (r - first);
-    for (std::size_t d = 0; d < work.head_dim; ++d) packed[d * width] = query[d] * scale;
+    const UnitRow row(problem, unit, kv_head, r, work.rows);
+    float* const packed = work.queries + row.group_begin * work.head_dim + (r - row.group_begin);
+    for (std::size_t d = 0; d < work.head_dim; ++d) packed[d * row.group_rows] = row.query[d] * scale;
   }
 }
 
@@ -55,63 +45,6 @@ inline void set_limits(const AttentionProblem& problem, const AttentionUnit& uni
   }
 }
 
-// The blocks of one KV head as the tile's keys see them.
-template <class T>
-struct TileBlocks {
-  const T* keys;
-  const T* values;
-  const std::int32_t* table;
-  std::size_t block_size, head_dim, block_stride, start;
-  static constexpr bool kScaled = sizeof(T) == 1;
-
-  TileBlocks(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile) {
-    block_size = problem.cache.block_size;
-    head_dim = problem.cache.head_dim;
-    const std::size_t head_size = problem.cache.head_bytes() / sizeof(T);
-    block_stride = problem.cache.num_kv_heads * head_size;
-    keys = static_cast<const T*>(problem.cache.k) + kv_head * head_size;
-    values = static_cast<const T*>(problem.cache.v) + kv_head * head_size;
-    table = unit.block_table;
-    start = tile * kAttentionTile;
-  }
-
-  struct Place {
-    std::size_t block, offset;
-  };
-  Place place(std::size_t key) const {
-    const std::size_t position = start + key;
-    return {static_cast<std::size_t>(table[position / block_size]) * block_stride, position % block_size};
-  }
-};
-
-// Calls body(key, run, place) for each run of the tile's keys that lie in one block.
-template <class T, class Body>
-FOREWORD_INLINE void for_runs(const TileBlocks<T>& blocks, std::size_t num_keys, Body body) {
-  for (std::size_t key = 0, run; key < num_keys; key += run) {
-    const auto place = blocks.place(key);
-    const std::size_t left = blocks.block_size - place.offset;
-    run = left < num_keys - key ? left : num_keys - key;
-    body(key, run, place);
-  }
-}
-
-// Points at the scales of the tile's keys and values, copied to where they follow one another; up to a whole vector
-// behind the last they are 0. Only codes have any.
-template <class Simd, class T, class U>
-void point_at_scales(const TileBlocks<T>& blocks, std::size_t num_keys, const UnitWork& work, TileKeys<Simd, U>& tile) {
-  tile.key_scales = tile.value_scales = nullptr;
-  if constexpr (TileBlocks<T>::kScaled) {
-    for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-      const std::size_t at = place.block + blocks.block_size * blocks.head_dim + place.offset * kKvScaleBytes;
-      __builtin_memcpy(work.key_scales + key, blocks.keys + at, run * kKvScaleBytes);
-      __builtin_memcpy(work.value_scales + key, blocks.values + at, run * kKvScaleBytes);
-    });
-    for (std::size_t key = num_keys; key % Simd::kLanes != 0; ++key) work.key_scales[key] = work.value_scales[key] = 0;
-    tile.key_scales = work.key_scales;
-    tile.value_scales = work.value_scales;
-  }
-}
-
 // Points at the tile where it lies: vectors of keys and of values are whole.
 template <class Simd, class T>
 void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<Simd, T>& tile) {
@@ -127,23 +60,6 @@ void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<S
   // score_block works on up to four vectors: let those behind the last repeat it.
   const std::size_t used = (num_keys + Simd::kLanes - 1) / Simd::kLanes;
   for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
-}
-
-// The tile's values; all of the blocks that hold its keys (dimensions lie apart), and the scales of both.
-template <class T, class Ahead>
-void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
-  for_runs(blocks, num_keys, [&](std::size_t, std::size_t run, auto place) {
-    ahead.add(blocks.values + place.block + place.offset * blocks.head_dim, run * blocks.head_dim * sizeof(T));
-  });
-}
-template <class T, class Ahead>
-void add_keys_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
-  for_runs(blocks, num_keys, [&](std::size_t, std::size_t, auto place) {
-    const std::size_t codes = blocks.block_size * blocks.head_dim,
-                      scales = TileBlocks<T>::kScaled ? blocks.block_size * kKvScaleBytes : 0;
-    ahead.add(blocks.keys + place.block, codes * sizeof(T) + scales);
-    if (scales > 0) ahead.add(blocks.values + place.block + codes, scales);
-  });
 }
 
 // Copies the tile's keys into panels [D, kPanel] of f32. Vectors that lie in one block are read whole; what they hold
@@ -194,7 +110,7 @@ void pack_values(const TileBlocks<T>& blocks, std::size_t num_keys, std::size_t 
 // values.
 template <class Simd, class T>
 void attend_in_place(const TileBlocks<T>& blocks, std::size_t num_keys, const TileBlocks<T>& next,
-                     std::size_t num_next_keys, const UnitWork& work, const RowBand& band) {
+                     std::size_t num_next_keys, const RowBand& band) {
   // A step of eight turns uses up to eight dimensions of four vectors: as much is asked for.
   constexpr std::size_t kTurns = 8;
   TileAhead<LinesAhead<kTurns, kTurns * 4 * Simd::kLanes * sizeof(T) / kCacheLine>> ahead;
@@ -202,7 +118,6 @@ void attend_in_place(const TileBlocks<T>& blocks, std::size_t num_keys, const Ti
   add_keys_ahead(next, num_next_keys, ahead.keys);
   TileKeys<Simd, T> tile;
   point_at_tile<Simd>(blocks, num_keys, tile);
-  point_at_scales(blocks, num_keys, work, tile);
   const auto panel_of = [&](std::size_t d) { return [&tile, d](std::size_t key) { return tile.value_rows[key] + d; }; };
   if (band.padded_dim % (2 * kPanel) == 0) {
     attend_band<Simd, 2 * kPanel>(band, tile, num_keys, panel_of, ahead);
@@ -219,7 +134,6 @@ void attend_packed(const TileBlocks<T>& blocks, std::size_t num_keys, const Tile
   pack_values<Simd>(blocks, num_keys, work.padded_dim, work.packed_values);
   TileKeys<Simd, float> tile;
   tile.key_stride = kPanel;
-  point_at_scales(blocks, num_keys, work, tile);
   for (std::size_t v = 0; v < kAttentionTile / Simd::kLanes; ++v) {
     const std::size_t key = v * Simd::kLanes;
     tile.key_vectors[v] = work.packed_keys + key / kPanel * kPanel * work.head_dim + key % kPanel;
@@ -280,7 +194,11 @@ void write_rows(const AttentionProblem& problem, const AttentionUnit& unit, std:
 template <class Simd, class T>
 void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
   UnitWork work(problem, unit, scratch);
-  pack_queries(problem, unit, kv_head, work);
+  if constexpr (kIsCode<T>) {
+    pack_query_codes(problem, unit, kv_head, work);
+  } else {
+    pack_queries(problem, unit, kv_head, work);
+  }
   const auto keys_of = [&](std::size_t tile) { return tile < unit.tile_end ? most_keys_seen(problem, unit, tile) : 0; };
   std::size_t num_keys = keys_of(unit.tile_begin);
   for (std::size_t tile = unit.tile_begin, num_next_keys; tile < unit.tile_end; ++tile, num_keys = num_next_keys) {
@@ -294,8 +212,14 @@ void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std
     };
     if (unit.in_place) {
       const RowBand all(work, 0, end);
-      attend_in_place<Simd>(blocks, num_keys, next, num_next_keys, work, all);
+      if constexpr (kIsCode<T>) {
+        attend_codes_in_place<Simd>(blocks, num_keys, next, num_next_keys, work, all);
+      } else {
+        attend_in_place<Simd>(blocks, num_keys, next, num_next_keys, all);
+      }
       done(0, all);
+    } else if constexpr (kIsCode<T>) {
+      attend_codes_packed<Simd>(blocks, num_keys, next, num_next_keys, work, end, done);
     } else {
       attend_packed<Simd>(blocks, num_keys, next, num_next_keys, work, end, done);
     }
@@ -312,6 +236,8 @@ void attend(const AttentionProblem& problem, const AttentionUnit& unit, std::siz
       return attend_unit<Simd, std::uint16_t>(problem, unit, kv_head, scratch);
     case KvDtype::kInt8:
       return attend_unit<Simd, std::int8_t>(problem, unit, kv_head, scratch);
+    case KvDtype::kInt16:
+      return attend_unit<Simd, std::int16_t>(problem, unit, kv_head, scratch);
   }
 }
 

@@ -6,9 +6,9 @@
 // multiply-add.
 #pragma once
 
-#include <cfloat>
 #include <cstring>
 
+#include "codes.h"
 #include "kv_ops_isa.h"
 
 namespace foreword {
@@ -77,13 +77,9 @@ inline void store_rounded(const float* x, std::size_t dim, T* out, std::size_t s
   }
 }
 
-// What a head of one token is rounded to: code * scale.
-struct CodeScale {
-  float scale, inverse;  // inverse 0: every code is 0
-};
-
+// By its largest magnitude, which becomes the code `most`.
 template <class Simd>
-inline CodeScale code_scale(const float* x, std::size_t dim) {
+inline CodeScale scale_by_peak(const float* x, std::size_t dim, float most) {
   auto peaks = Simd::set(0.0f), not_finite = Simd::set(0.0f);  // infinity times 0 is NaN, and stays in a sum
   for (std::size_t d = 0; d < dim; d += Simd::kLanes) {
     const auto part = load_first<Simd>(x + d, dim - d);
@@ -91,28 +87,22 @@ inline CodeScale code_scale(const float* x, std::size_t dim) {
     not_finite = not_finite + part * Simd::set(0.0f);
   }
   if (Simd::sum(not_finite) != 0.0f) return {__builtin_nanf(""), 0.0f};
-  const float peak = Simd::largest(peaks), inverse = 127.0f / peak;
+  const float peak = Simd::largest(peaks), inverse = most / peak;
   if (!(inverse <= FLT_MAX)) return {0.0f, 0.0f};
-  return {peak / 127.0f, inverse};
+  return {peak / most, inverse};
 }
 
-// out[d * stride] = the code of x[d]; the scale to `scale`, which may lie anywhere.
-template <class Simd>
-inline void store_codes(const float* x, std::size_t dim, std::int8_t* out, std::size_t stride, std::int8_t* scale) {
-  const CodeScale by = code_scale<Simd>(x, dim);
+// The code of x[d] to codes[place_of(d)], and the scale to `scale`, which may lie anywhere.
+template <class Simd, class Code, class PlaceOf>
+inline void store_codes(const float* x, std::size_t dim, CodeScale by, Code* codes, PlaceOf place_of, char* scale) {
   std::memcpy(scale, &by.scale, sizeof by.scale);
-  const auto inverse = Simd::set(by.inverse), magic = Simd::set(0x1.8p23f);  // the low byte of x + magic is round(x)
+  const auto inverse = Simd::set(by.inverse);
   for (std::size_t d = 0; d < dim; d += Simd::kLanes) {
     const std::size_t n = dim - d < Simd::kLanes ? dim - d : Simd::kLanes;
     const auto part = by.inverse == 0.0f ? Simd::set(0.0f) : load_first<Simd>(x + d, n);
-    const auto shifted = part * inverse + magic;
-    if (stride == 1 && n == Simd::kLanes) {
-      Simd::store_low_bytes(out + d, shifted);
-      continue;
-    }
-    std::int8_t lanes[Simd::kLanes];
-    Simd::store_low_bytes(lanes, shifted);
-    for (std::size_t i = 0; i < n; ++i) out[(d + i) * stride] = lanes[i];
+    Code lanes[Simd::kLanes];
+    Simd::store_codes(lanes, part * inverse);
+    for (std::size_t i = 0; i < n; ++i) codes[place_of(d + i)] = lanes[i];
   }
 }
 
@@ -125,15 +115,21 @@ inline void store_head(const float* key, const float* value, const KvCacheView& 
   store_rounded<Simd>(value, dim, static_cast<T*>(cache.v) + begin + offset * dim, 1);
 }
 
-template <class Simd>
-inline void store_head_int8(const float* key, const float* value, const KvCacheView& cache, std::size_t head,
-                            std::size_t offset) {
+// The same as codes, in pairs of dimensions and of tokens.
+template <class Simd, class Code>
+inline void store_head_codes(const float* key, const float* value, const KvCacheView& cache, std::size_t head,
+                             std::size_t offset) {
   const std::size_t dim = cache.head_dim, block_size = cache.block_size;
-  std::int8_t* const keys = static_cast<std::int8_t*>(cache.k) + head * cache.head_bytes();
-  std::int8_t* const values = static_cast<std::int8_t*>(cache.v) + head * cache.head_bytes();
-  const std::size_t scale = dim * block_size + offset * kKvScaleBytes;
-  store_codes<Simd>(key, dim, keys + offset, block_size, keys + scale);
-  store_codes<Simd>(value, dim, values + offset * dim, 1, values + scale);
+  char* const keys = static_cast<char*>(cache.k) + head * cache.head_bytes();
+  char* const values = static_cast<char*>(cache.v) + head * cache.head_bytes();
+  const std::size_t scale = dim * block_size * sizeof(Code) + offset * kKvScaleBytes;
+  const CodeScale key_scale =
+      sizeof(Code) == 1 ? scale_by_peak<Simd>(key, dim, kMostInt8Code) : scale_by_length(key, dim);
+  const auto key_place = [=](std::size_t d) { return (d / 2 * block_size + offset) * 2 + d % 2; };
+  const auto value_place = [=](std::size_t d) { return (offset / 2 * dim + d) * 2 + offset % 2; };
+  store_codes<Simd>(key, dim, key_scale, reinterpret_cast<Code*>(keys), key_place, keys + scale);
+  store_codes<Simd>(value, dim, scale_by_peak<Simd>(value, dim, kMostValueCode<Code>), reinterpret_cast<Code*>(values),
+                    value_place, values + scale);
 }
 
 template <class Simd, class Store>
@@ -166,7 +162,9 @@ void rope_store(const RopeStoreArgs& args, const KvCacheView& cache, std::size_t
     case KvDtype::kF16:
       return rope_store_heads<Simd>(args, cache, begin, end, scratch, store_head<Simd, std::uint16_t>);
     case KvDtype::kInt8:
-      return rope_store_heads<Simd>(args, cache, begin, end, scratch, store_head_int8<Simd>);
+      return rope_store_heads<Simd>(args, cache, begin, end, scratch, store_head_codes<Simd, std::int8_t>);
+    case KvDtype::kInt16:
+      return rope_store_heads<Simd>(args, cache, begin, end, scratch, store_head_codes<Simd, std::int16_t>);
   }
 }
 

@@ -14,6 +14,9 @@ namespace {
 struct Portable {
   typedef float Float __attribute__((vector_size(16)));
   typedef std::int32_t Int __attribute__((vector_size(16)));
+  struct Pairs {
+    std::int16_t first[4], second[4];
+  };
   static constexpr std::size_t kLanes = 4;
 
   static Float set(float x) { return Float{x, x, x, x}; }
@@ -25,19 +28,44 @@ struct Portable {
   static Float load(const std::uint16_t* p) {
     return Float{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
   }
-  static Float load(const std::int8_t* p) {
-    return Float{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
-  }
   static float to_float(float x) { return x; }
   static float to_float(std::uint16_t x) { return half_to_float(x); }
-  static float to_float(std::int8_t x) { return static_cast<float>(x); }
   static void store(float* p, Float x) { std::memcpy(p, &x, sizeof x); }
   static void store(std::uint16_t* p, Float x) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) p[lane] = float_to_half(x[lane]);
   }
-  static void store_low_bytes(std::int8_t* p, Float x) {  // the low byte of each lane's bits
-    const Int bits = reinterpret_cast<Int>(x);
-    for (std::size_t lane = 0; lane < kLanes; ++lane) p[lane] = static_cast<std::int8_t>(bits[lane]);
+  // Rounded to nearest even; what no code can hold comes out as any.
+  template <class Code>
+  static void store_codes(Code* p, Float x) {
+    const Int bits = reinterpret_cast<Int>(x + set(0x1.8p23f));  // the low 16 bits of x + 1.5 * 2^23 are round(x)
+    for (std::size_t lane = 0; lane < kLanes; ++lane) p[lane] = static_cast<Code>(bits[lane]);
+  }
+
+  static Int zeros() { return Int{0, 0, 0, 0}; }
+  template <class Code>
+  static Pairs load_pairs(const Code* p) {
+    return {{p[0], p[2], p[4], p[6]}, {p[1], p[3], p[5], p[7]}};
+  }
+  static Pairs set_pair(const std::int16_t* p) {  // in every lane
+    return {{p[0], p[0], p[0], p[0]}, {p[1], p[1], p[1], p[1]}};
+  }
+  static void store_pairs(std::int16_t* p, const Pairs& x) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      p[2 * lane] = x.first[lane];
+      p[2 * lane + 1] = x.second[lane];
+    }
+  }
+  static Int add_products(Int sum, const Pairs& a, const Pairs& b) {
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {  // without a sign: what was never written may overflow
+      const auto first = static_cast<std::uint32_t>(a.first[lane] * b.first[lane]);
+      const auto second = static_cast<std::uint32_t>(a.second[lane] * b.second[lane]);
+      sum[lane] = static_cast<std::int32_t>(static_cast<std::uint32_t>(sum[lane]) + first + second);
+    }
+    return sum;
+  }
+  static Float to_floats(Int x) {
+    return Float{static_cast<float>(x[0]), static_cast<float>(x[1]), static_cast<float>(x[2]),
+                 static_cast<float>(x[3])};
   }
 
   static Float multiply_add(Float a, Float b, Float c) { return a * b + c; }       // rounded twice

@@ -17,9 +17,16 @@
 
 namespace foreword::test {
 
+inline constexpr KvDtype kDtypes[] = {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8, KvDtype::kInt16};
+
 struct Shape {
   std::size_t heads, kv_heads, dim, block;
   KvDtype dtype;
+
+  Shape(std::size_t heads, std::size_t kv_heads, std::size_t dim, std::size_t block, KvDtype dtype)
+      : heads(heads), kv_heads(kv_heads), dim(dim), block(block), dtype(dtype) {
+    if (stores_codes(dtype)) this->block += block % 2;  // codes come in pairs
+  }
 };
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -29,7 +36,7 @@ inline constexpr float kScale = 0.37f;
 struct Sequence {
   std::size_t length;
   std::vector<float> queries, keys, values;     // [length, heads * D]
-  std::vector<float> key_scales, value_scales;  // [length, J], of int8
+  std::vector<float> key_scales, value_scales;  // [length, J], of codes
 
   Sequence(const Shape& shape, std::size_t length, unsigned seed) : length(length) {
     std::mt19937 random(seed);
@@ -44,16 +51,31 @@ struct Sequence {
         if (shape.dtype == KvDtype::kF16) x = half_to_float(float_to_half(x));
       }
     }
-    if (shape.dtype != KvDtype::kInt8) return;
-    std::uniform_real_distribution<float> scale(0.004f, 0.02f);
-    for (const auto& [part, scales] : {std::pair{&keys, &key_scales}, std::pair{&values, &value_scales}}) {
-      scales->resize(length * shape.kv_heads);
-      for (float& x : *scales) x = scale(random);
-      for (std::size_t i = 0; i < part->size(); ++i) {
-        const float by = (*scales)[i / shape.dim];
-        (*part)[i] = by * std::clamp(std::nearbyint((*part)[i] / by), -127.0f, 127.0f);
+    if (!stores_codes(shape.dtype)) return;
+    key_scales = round_to_codes(keys, shape, shape.dtype == KvDtype::kInt8 ? 0 : kCodeLength, random);
+    value_scales = round_to_codes(values, shape, 0, random);
+  }
+
+ private:
+  // Scales that may be any, as long as the codes stay within their bounds: of length `length`, or where it is 0 as
+  // large as a code can be.
+  static std::vector<float> round_to_codes(std::vector<float>& values, const Shape& shape, double length,
+                                           std::mt19937& random) {
+    const float most = shape.dtype == KvDtype::kInt8 ? kMostInt8Code : kMostInt16ValueCode;
+    std::uniform_real_distribution<float> factor(0.5f, 2.5f);
+    std::vector<float> scales(values.size() / shape.dim);
+    for (std::size_t i = 0; i < scales.size(); ++i) {
+      float* const head = values.data() + i * shape.dim;
+      double squares = 0;
+      for (std::size_t d = 0; d < shape.dim; ++d) squares += static_cast<double>(head[d]) * head[d];
+      // 1 / most cuts off what is above 1 to 2.5, of values about as large as that.
+      scales[i] = factor(random) * (length > 0 ? static_cast<float>(2 * std::sqrt(squares) / length) : 1 / most);
+      for (std::size_t d = 0; d < shape.dim; ++d) {
+        const float code = std::nearbyint(head[d] / scales[i]);
+        head[d] = scales[i] * (length > 0 ? code : std::clamp(code, -most, most));
       }
     }
+    return scales;
   }
 };
 
@@ -74,9 +96,12 @@ struct Pool {
       const float* const key = sequence.keys.data() + row * shape.dim;
       const float* const value = sequence.values.data() + row * shape.dim;
       const std::size_t head = (slot / shape.block * shape.kv_heads + j) * view().head_bytes();
-      if (shape.dtype == KvDtype::kInt8) {
-        write_codes(k, head, slot % shape.block, shape.block, 1, key, sequence.key_scales[row]);
-        write_codes(v, head, slot % shape.block, 1, shape.dim, value, sequence.value_scales[row]);
+      if (stores_codes(shape.dtype)) {
+        const std::size_t offset = slot % shape.block;
+        write_codes(k, head, offset, key, sequence.key_scales[row],
+                    [&](std::size_t d) { return (d / 2 * shape.block + offset) * 2 + d % 2; });
+        write_codes(v, head, offset, value, sequence.value_scales[row],
+                    [&](std::size_t d) { return (offset / 2 * shape.dim + d) * 2 + offset % 2; });
         continue;
       }
       for (std::size_t d = 0; d < shape.dim; ++d) {
@@ -98,16 +123,20 @@ struct Pool {
     }
   }
 
-  void write_codes(std::vector<std::uint8_t>& cache, std::size_t head, std::size_t offset, std::size_t stride,
-                   std::size_t token_stride, const float* x, float scale) {
+  template <class PlaceOf>
+  void write_codes(std::vector<std::uint8_t>& cache, std::size_t head, std::size_t offset, const float* x, float scale,
+                   PlaceOf place_of) {
+    const std::size_t size = shape.dtype == KvDtype::kInt8 ? 1 : 2;
     for (std::size_t d = 0; d < shape.dim; ++d) {
       if (!std::isfinite(x[d])) scale = kNan;
     }
     for (std::size_t d = 0; d < shape.dim; ++d) {
-      const auto code = static_cast<std::int8_t>(std::isnan(scale) ? 0.0f : std::nearbyint(x[d] / scale));
-      cache[head + d * stride + offset * token_stride] = static_cast<std::uint8_t>(code);
+      const auto code = static_cast<std::int16_t>(std::isnan(scale) ? 0.0f : std::nearbyint(x[d] / scale));
+      const auto narrow = static_cast<std::int8_t>(code);
+      std::memcpy(cache.data() + head + place_of(d) * size, size == 1 ? static_cast<const void*>(&narrow) : &code,
+                  size);
     }
-    std::memcpy(cache.data() + head + shape.dim * shape.block + offset * kKvScaleBytes, &scale, kKvScaleBytes);
+    std::memcpy(cache.data() + head + shape.dim * shape.block * size + offset * kKvScaleBytes, &scale, kKvScaleBytes);
   }
 };
 

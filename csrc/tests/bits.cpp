@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "foreword/attention.h"
@@ -137,11 +138,13 @@ int main() {
   for (const InstructionSet isa : sets) {
     Context context(2, isa);
     print_products(context);
+    const std::pair<const char*, KvDtype> dtypes[] = {
+        {"f32", KvDtype::kF32}, {"f16", KvDtype::kF16}, {"int8", KvDtype::kInt8}, {"int16", KvDtype::kInt16}};
     for (const std::size_t dim : {20U, 64U}) {
-      for (const std::size_t block : {5U, 16U}) {
-        print_attention(context, KvDtype::kF32, "f32", dim, block);
-        print_attention(context, KvDtype::kF16, "f16", dim, block);
-        print_attention(context, KvDtype::kInt8, "int8", dim, block);
+      for (const auto& [name, dtype] : dtypes) {
+        for (const std::size_t block : {stores_codes(dtype) ? 6U : 5U, 16U}) {
+          print_attention(context, dtype, name, dim, block);
+        }
       }
     }
     print_sampling(context);

@@ -12,49 +12,83 @@ std::vector<float> whole(Context& context, const Shape& shape, const Sequence& s
   return attend(context, shape, {{&sequence, 0, sequence.length}}, 1);
 }
 
+// A query as the kernel multiplies it: rounded to codes where keys are codes.
+std::vector<double> query_of(const Shape& shape, const float* query) {
+  std::vector<double> values(query, query + shape.dim);
+  if (!stores_codes(shape.dtype)) return values;
+  double squares = 0;
+  for (const double x : values) squares += x * x;
+  const double length = std::sqrt(squares);
+  const auto scale = static_cast<float>(length / kCodeLength), inverse = static_cast<float>(kCodeLength / length);
+  for (std::size_t d = 0; d < shape.dim; ++d) {
+    values[d] = static_cast<double>(std::nearbyint(query[d] * inverse)) * static_cast<double>(scale);
+  }
+  return values;
+}
+
+// What rounding the weights to codes may do to the weighted sum of one dimension: half a step of its tile for each key.
+double error_of_codes(const Shape& shape, const Sequence& sequence, const std::vector<double>& weights,
+                      std::size_t kv_head, std::size_t d) {
+  double error = 0;
+  for (std::size_t begin = 0; begin < weights.size(); begin += kAttentionTile) {
+    double largest = 0, sum = 0, codes = 0;
+    for (std::size_t key = begin; key < std::min(begin + kAttentionTile, weights.size()); ++key) {
+      const std::size_t row = key * shape.kv_heads + kv_head;
+      const double weight = weights[key] * static_cast<double>(sequence.value_scales[row]);
+      largest = std::max(largest, weight);
+      sum += weight;
+      codes += std::fabs(static_cast<double>(sequence.values[row * shape.dim + d] / sequence.value_scales[row]));
+    }
+    error += std::max(largest / 32767, sum / 262000) * (0.5 + 1e-3) * codes;
+  }
+  return error;
+}
+
 // Largest error in units of what rounding may do.
 //
-// A score's chain of D multiply-adds and the scaling of q err by at most (D + 3) u sum|q k| scale, u = 2^-24; a key of
-// int8, which is one rounding from code * scale here, and the multiplication with its scale add 2 u. That, taken twice
-// (numerator and denominator), is the relative error of a weight, with 4 u for the exponential on each side; a tile's
-// sums add up to 128 u each, a merge 8 u, a value of int8 2 u.
+// A score's chain of D multiply-adds and the scaling of q err by at most (D + 3) u sum|q k| scale, u = 2^-24; a sum of
+// codes is exact, and its scales, the key's rounding here and the difference to the peak are 10 u of the score. That,
+// taken twice (numerator and denominator), is the relative error of a weight, with 4 u for the exponential on each
+// side; a tile's sums add up to 128 u each, a merge 8 u, the scales of a value 4 u.
 double error_in_bounds(const Shape& shape, const Sequence& sequence, const std::vector<float>& out,
                        std::size_t begin = 0) {
   const double unit = std::ldexp(1.0, -24);
-  const std::size_t scaled = shape.dtype == KvDtype::kInt8 ? 2 : 0;
+  const bool codes = stores_codes(shape.dtype);
   const std::size_t query_width = shape.heads * shape.dim, kv_width = shape.kv_heads * shape.dim;
   double worst = 0;
   for (std::size_t p = begin; p < sequence.length; ++p) {
     for (std::size_t h = 0; h < shape.heads; ++h) {
-      const float* const query = sequence.queries.data() + p * query_width + h * shape.dim;
-      const std::size_t column = h / (shape.heads / shape.kv_heads) * shape.dim;
-      std::vector<double> scores(p + 1), sums(shape.dim), sizes(shape.dim);
+      const std::vector<double> query = query_of(shape, sequence.queries.data() + p * query_width + h * shape.dim);
+      const std::size_t kv_head = h / (shape.heads / shape.kv_heads), column = kv_head * shape.dim;
+      std::vector<double> scores(p + 1), weights(p + 1), sums(shape.dim), sizes(shape.dim);
       double total = 0, score_error = 0;
       for (std::size_t key = 0; key <= p; ++key) {
         double size = 0;
         for (std::size_t d = 0; d < shape.dim; ++d) {
-          const double product = static_cast<double>(query[d]) * sequence.keys[key * kv_width + column + d];
+          const double product = query[d] * sequence.keys[key * kv_width + column + d];
           scores[key] += product * kScale;
           size += std::fabs(product) * kScale;
         }
-        score_error = std::max(score_error, static_cast<double>(shape.dim + 3 + scaled) * unit * size);
+        const double roundings = codes ? 10 * std::fabs(scores[key]) : static_cast<double>(shape.dim + 3) * size;
+        score_error = std::max(score_error, roundings * unit);
       }
       const double peak = *std::max_element(scores.begin(), scores.end());
       for (std::size_t key = 0; key <= p; ++key) {
-        const double weight = std::exp(scores[key] - peak);
-        total += weight;
+        weights[key] = std::exp(scores[key] - peak);
+        total += weights[key];
         for (std::size_t d = 0; d < shape.dim; ++d) {
           const double value = sequence.values[key * kv_width + column + d];
-          sums[d] += weight * value;
-          sizes[d] += weight * std::fabs(value);
+          sums[d] += weights[key] * value;
+          sizes[d] += weights[key] * std::fabs(value);
         }
       }
       const double tiles = static_cast<double>(p / kAttentionTile + 1);
       const double keys = static_cast<double>(std::min(p + 1, kAttentionTile));
-      const double relative = 2 * score_error + (8 + 2 * keys + 8 * tiles + static_cast<double>(scaled)) * unit;
+      const double relative = 2 * score_error + (8 + 2 * keys + 8 * tiles + (codes ? 4 : 0)) * unit;
       for (std::size_t d = 0; d < shape.dim; ++d) {
         const double got = out[(p - begin) * query_width + h * shape.dim + d];
-        const double bound = relative * sizes[d] / total + 1e-37;
+        double bound = relative * sizes[d] / total + 1e-37;
+        if (codes) bound += error_of_codes(shape, sequence, weights, kv_head, d) / total;
         const double error = std::fabs(got - sums[d] / total) / bound;
         worst = error <= worst ? worst : error;  // NaN counts
         if (std::isnan(got)) return std::numeric_limits<double>::infinity();
@@ -66,7 +100,7 @@ double error_in_bounds(const Shape& shape, const Sequence& sequence, const std::
 
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
-  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+  for (const KvDtype dtype : kDtypes) {
     for (const auto& [heads, kv_heads] : {std::pair<std::size_t, std::size_t>{2, 2}, {6, 2}, {5, 1}}) {
       for (const std::size_t dim : {2U, 6U, 8U, 16U, 20U, 64U, 80U, 128U}) {
         const std::size_t block = dim % 3 == 0 ? 64 : dim % 5 == 0 ? 8 : 16;
@@ -104,7 +138,7 @@ TEST(attention, equals_dense_attention_within_rounding) {
 TEST(attention, long_contexts_equal_dense_attention_within_rounding) {
   for (const InstructionSet isa : instruction_sets()) {
     Context context(2, isa);
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+    for (const KvDtype dtype : kDtypes) {
       const Shape shape{6, 2, 32, 16, dtype};
       const Sequence sequence(shape, 3000, 4);
       const std::vector<float> out = attend(context, shape, {{&sequence, 2990, 3000}}, 1);
@@ -138,7 +172,7 @@ TEST(attention, a_position_has_the_same_bits_however_the_prompt_is_cut) {
 TEST(attention, one_token_at_a_time_gives_the_same_bits_as_all_at_once) {
   for (const InstructionSet isa : instruction_sets()) {
     Context context(2, isa);
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+    for (const KvDtype dtype : kDtypes) {
       const Shape shape{9, 3, 64, 16, dtype};
       const Sequence sequence(shape, 400, 8);
       std::vector<float> got;
@@ -153,7 +187,7 @@ TEST(attention, one_token_at_a_time_gives_the_same_bits_as_all_at_once) {
 
 TEST(attention, batch_mates_threads_strides_and_block_sizes_do_not_show) {
   for (const InstructionSet isa : instruction_sets()) {
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+    for (const KvDtype dtype : kDtypes) {
       const Shape shape{6, 2, 32, 16, dtype};
       const Sequence sequence(shape, 700, 9), other(shape, 900, 10), third(shape, 40, 11);
       const Chunk chunk{&sequence, 600, 700};
@@ -176,7 +210,7 @@ TEST(attention, batch_mates_threads_strides_and_block_sizes_do_not_show) {
 
 TEST(attention, long_decodes_have_the_same_bits_with_any_number_of_threads) {
   for (const InstructionSet isa : instruction_sets()) {
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+    for (const KvDtype dtype : kDtypes) {
       const Shape shape{9, 3, 64, 16, dtype};
       const Sequence sequence(shape, 2500, 12);
       Context one(1, isa), two(2, isa), many(7, isa);

@@ -14,7 +14,7 @@ Sequence fork(const Shape& shape, const Sequence& other, std::size_t prefix, std
   std::copy(other.keys.begin(), other.keys.begin() + width, sequence.keys.begin());
   std::copy(other.values.begin(), other.values.begin() + width, sequence.values.begin());
   for (auto scales : {&Sequence::key_scales, &Sequence::value_scales}) {
-    if (shape.dtype != KvDtype::kInt8) continue;
+    if (!stores_codes(shape.dtype)) continue;
     const auto first = (other.*scales).begin();
     std::copy(first, first + static_cast<long>(prefix * shape.kv_heads), (sequence.*scales).begin());
   }
@@ -80,7 +80,7 @@ TEST(attention_sharing, threads_share_a_short_prompt_by_rows_and_a_single_row_by
 
 TEST(attention_sharing, sequences_that_share_blocks_have_the_bits_they_have_alone) {
   for (const InstructionSet isa : instruction_sets()) {
-    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+    for (const KvDtype dtype : kDtypes) {
       for (const std::size_t block : {16U, 24U}) {
         const Shape shape{6, 2, 32, block, dtype};
         // A family tree: b and c leave a at 480, d leaves c at 768, e is c's whole length and more; f has nothing of

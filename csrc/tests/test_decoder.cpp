@@ -72,7 +72,7 @@ TEST(decoder, has_the_bits_of_its_kernels) {
         const TestModel test(format, format == SourceFormat::kQ8_0, context, random);
         for (std::size_t i = 0; i < kScheduled.size(); ++i) {
           const TestStep step(kScheduled[i], kContexts[i], random);
-          for (const KvDtype dtype : {KvDtype::kF16, KvDtype::kInt8}) {
+          for (const KvDtype dtype : {KvDtype::kF16, KvDtype::kInt8, KvDtype::kInt16}) {
             check_equal_passes(context, test, step, false, dtype);
             check_equal_passes(context, test, step, true, dtype);
           }

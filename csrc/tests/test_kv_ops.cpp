@@ -7,28 +7,18 @@
 #include <random>
 #include <vector>
 
-#include "check.h"
+#include "attention_cases.h"
 #include "foreword/attention.h"
 #include "half.h"
 
 using namespace foreword;
+using namespace foreword::test;
 
 namespace {
 
-struct Shape {
-  std::size_t heads, kv_heads, dim, block;
-  KvDtype dtype;
-};
-
-std::vector<InstructionSet> instruction_sets() {
-  std::vector<InstructionSet> all{InstructionSet::kScalar};
-  if (detect_instruction_set() != InstructionSet::kScalar) all.push_back(detect_instruction_set());
-  return all;
-}
-
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
-  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+  for (const KvDtype dtype : kDtypes) {
     for (const std::size_t dim : {2U, 6U, 8U, 16U, 20U, 64U, 80U, 128U}) {
       all.push_back({3, 1, dim, 16, dtype});
       all.push_back({4, 2, dim, 8, dtype});
@@ -50,7 +40,7 @@ struct Call {
   std::vector<std::uint8_t> k, v;
 
   explicit Call(const Shape& shape) : shape(shape) {
-    item = shape.dtype == KvDtype::kF32 ? 4 : shape.dtype == KvDtype::kF16 ? 2 : 1;
+    item = shape.dtype == KvDtype::kF32 ? 4 : shape.dtype == KvDtype::kInt8 ? 1 : 2;
     head_bytes = view().head_bytes();
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
@@ -87,10 +77,14 @@ struct Call {
     return (slot / shape.block * shape.kv_heads + j) * head_bytes;
   }
   std::size_t key_at(std::size_t slot, std::size_t j, std::size_t d) const {
-    return head(slot, j) + (d * shape.block + slot % shape.block) * item;
+    const std::size_t offset = slot % shape.block;
+    if (stores_codes(shape.dtype)) return head(slot, j) + ((d / 2 * shape.block + offset) * 2 + d % 2) * item;
+    return head(slot, j) + (d * shape.block + offset) * item;
   }
   std::size_t value_at(std::size_t slot, std::size_t j, std::size_t d) const {
-    return head(slot, j) + (slot % shape.block * shape.dim + d) * item;
+    const std::size_t offset = slot % shape.block;
+    if (stores_codes(shape.dtype)) return head(slot, j) + ((offset / 2 * shape.dim + d) * 2 + offset % 2) * item;
+    return head(slot, j) + (offset * shape.dim + d) * item;
   }
   std::size_t scale_at(std::size_t slot, std::size_t j) const {
     return head(slot, j) + shape.dim * shape.block * item + slot % shape.block * kKvScaleBytes;
@@ -107,7 +101,11 @@ struct Call {
   float read(const std::vector<std::uint8_t>& cache, std::size_t at, std::size_t scale) const {
     if (shape.dtype == KvDtype::kF32) return load<float>(cache, at);
     if (shape.dtype == KvDtype::kF16) return half_to_float(load<std::uint16_t>(cache, at));
-    return static_cast<float>(load<std::int8_t>(cache, at)) * load<float>(cache, scale);
+    return static_cast<float>(code(cache, at)) * load<float>(cache, scale);
+  }
+
+  int code(const std::vector<std::uint8_t>& cache, std::size_t at) const {
+    return shape.dtype == KvDtype::kInt8 ? load<std::int8_t>(cache, at) : load<std::int16_t>(cache, at);
   }
 };
 
@@ -117,12 +115,16 @@ struct Rounding {
 };
 
 template <class T>
-Rounding rounding_of(KvDtype dtype, const T* head, std::size_t dim) {
+Rounding rounding_of(KvDtype dtype, bool is_key, const T* head, std::size_t dim) {
   if (dtype == KvDtype::kF32) return {0, 0};
   if (dtype == KvDtype::kF16) return {0, std::ldexp(1.0, -11)};
-  double peak = 0;
-  for (std::size_t d = 0; d < dim; ++d) peak = std::max(peak, std::fabs(static_cast<double>(head[d])));
-  return {peak / 254 * (1 + 1e-4), std::ldexp(1.0, -22)};  // half a step, and the arithmetic of finding it
+  double peak = 0, squares = 0;
+  for (std::size_t d = 0; d < dim; ++d) {
+    peak = std::max(peak, std::fabs(static_cast<double>(head[d])));
+    squares += static_cast<double>(head[d]) * static_cast<double>(head[d]);
+  }
+  const double step = dtype == KvDtype::kInt8 ? peak / 127 : is_key ? std::sqrt(squares) / 32767 : peak / 8191;
+  return {step / 2 * (1 + 1e-4), std::ldexp(1.0, -22)};  // half a step, and the arithmetic of finding it
 }
 
 std::vector<double> rotated(const float* head, const std::vector<float>* norm, const float* cos_sin, std::size_t dim) {
@@ -175,13 +177,13 @@ TEST(kv_ops, queries_and_keys_are_normed_and_rotated_and_land_in_their_slots) {
             const float* const key = row + (shape.heads + j) * shape.dim;
             const float* const value = key + shape.kv_heads * shape.dim;
             const auto expected = rotated(key, norms ? &call.k_norm : nullptr, cos_sin, shape.dim);
-            const Rounding of_key = rounding_of(shape.dtype, expected.data(), shape.dim);
-            const Rounding of_value = rounding_of(KvDtype::kInt8, value, shape.dim);
+            const Rounding of_key = rounding_of(shape.dtype, true, expected.data(), shape.dim);
+            const Rounding of_value = rounding_of(shape.dtype, false, value, shape.dim);
             const std::size_t scale = call.scale_at(slot, j);
             for (std::size_t d = 0; d < shape.dim; ++d) {
               CHECK(is_close(call.read(call.k, call.key_at(slot, j, d), scale), expected[d], shape.dim, of_key));
               const float kept = call.read(call.v, call.value_at(slot, j, d), scale);
-              if (shape.dtype == KvDtype::kInt8) {
+              if (stores_codes(shape.dtype)) {
                 const double error = std::fabs(static_cast<double>(kept) - value[d]);
                 CHECK(error <= of_value.absolute + of_value.relative * std::fabs(value[d]));
               } else {
@@ -214,7 +216,7 @@ TEST(kv_ops, nothing_but_the_slots_is_written) {
             mark(k_written, call.key_at(slot, j, d), call.item);
             mark(v_written, call.value_at(slot, j, d), call.item);
           }
-          if (shape.dtype != KvDtype::kInt8) continue;
+          if (!stores_codes(shape.dtype)) continue;
           for (std::vector<bool>* part : {&k_written, &v_written}) mark(*part, call.scale_at(slot, j), kKvScaleBytes);
         }
       }
@@ -249,7 +251,7 @@ TEST(kv_ops, a_token_has_the_same_bits_in_any_batch_and_with_any_number_of_threa
 }
 
 TEST(kv_ops, copies_follow_one_another_in_order) {
-  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kF16, KvDtype::kInt8}) {
+  for (const KvDtype dtype : kDtypes) {
     Context context(3, detect_instruction_set());
     Call call({2, 2, 6, 5, dtype});
     const std::size_t block = 2 * call.head_bytes;
@@ -267,11 +269,11 @@ TEST(kv_ops, copies_follow_one_another_in_order) {
   }
 }
 
-TEST(kv_ops, codes_have_the_same_bits_with_every_instruction_set_and_extremes_their_rules) {
+TEST(kv_ops, extremes_become_codes_by_their_rules) {
   const float huge = 3e38f, tiny = 1e-38f, infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   struct Case {
     float first, second;  // the rest of the head is 0
-    float scale;          // NaN: not finite
+    float scale;          // of a value's int8 code; NaN: not finite
     int first_code, second_code;
   };
   const Case cases[] = {{127, 63.5f, 1, 127, 64},   {127, 62.5f, 1, 127, 62},  // ties to even
@@ -292,20 +294,63 @@ TEST(kv_ops, codes_have_the_same_bits_with_every_instruction_set_and_extremes_th
         const std::size_t slot = static_cast<std::size_t>(call.slots[0]);
         const float scale = Call::load<float>(call.v, call.scale_at(slot, 0));
         CHECK(std::isnan(wanted.scale) ? std::isnan(scale) : scale == wanted.scale);
-        CHECK(Call::load<std::int8_t>(call.v, call.value_at(slot, 0, 0)) == wanted.first_code);
-        CHECK(Call::load<std::int8_t>(call.v, call.value_at(slot, 0, dim - 1)) == wanted.second_code);
+        CHECK(call.code(call.v, call.value_at(slot, 0, 0)) == wanted.first_code);
+        CHECK(call.code(call.v, call.value_at(slot, 0, dim - 1)) == wanted.second_code);
       }
     }
   }
+}
+
+TEST(kv_ops, int16_keys_are_rounded_by_their_length_and_values_by_their_peak) {
+  const float huge = 3e38f, nan = std::nanf("");
+  struct Case {
+    float first, second;         // the rest of the head is 0
+    float key_scale;             // NaN: not finite
+    int first_code, value_code;  // of the key's first, and of the value's
+  };
+  const auto root = static_cast<float>(std::sqrt(2.0) * static_cast<double>(huge) / 32767);
+  const Case cases[] = {{32767, 0, 1, 32767, 8191},
+                        {3 * 8191, 4 * 8191, static_cast<float>(5 * 8191 / 32767.0), 19660, 6143},
+                        {-huge, huge, root, -23170, -8191},
+                        {1e-38f, 0, 0, 0, 0},
+                        {0, 0, 0, 0, 0},
+                        {-std::numeric_limits<float>::infinity(), 1, nan, 0, 0}};
+  for (const std::size_t dim : {2U, 6U, 8U, 64U}) {
+    for (const Case& wanted : cases) {
+      for (const InstructionSet isa : instruction_sets()) {
+        Context context(1, isa);
+        Call call({1, 1, dim, 16, KvDtype::kInt16});
+        std::fill_n(call.cos_sin.data(), call.cos_sin.size(), 0.0f);
+        for (std::size_t p = 0; p < kPositions; ++p) std::fill_n(call.cos_sin.data() + p * dim, dim / 2, 1.0f);
+        for (float* const head : {call.qkv.data() + dim, call.qkv.data() + 2 * dim}) {
+          std::fill_n(head, dim, 0.0f);
+          head[0] = wanted.first;
+          head[dim - 1] = wanted.second;
+        }
+        call.run(context, false);
+        const std::size_t slot = static_cast<std::size_t>(call.slots[0]);
+        const float scale = Call::load<float>(call.k, call.scale_at(slot, 0));
+        CHECK(std::isnan(wanted.key_scale) ? std::isnan(scale) : scale == wanted.key_scale);
+        CHECK(call.code(call.k, call.key_at(slot, 0, 0)) == wanted.first_code);
+        CHECK(call.code(call.v, call.value_at(slot, 0, 0)) == wanted.value_code);
+      }
+    }
+  }
+}
+
+TEST(kv_ops, codes_have_the_same_bits_with_every_instruction_set) {
   for (const Shape& shape : shapes()) {
-    if (shape.dtype != KvDtype::kInt8) continue;
-    std::vector<std::uint8_t> seen;
+    if (!stores_codes(shape.dtype)) continue;
+    std::vector<std::uint8_t> keys, values;
     for (const InstructionSet isa : instruction_sets()) {
       Context context(1, isa);
       Call call(shape);
+      // Rotations by nothing: of others a product may round otherwise.
+      for (std::size_t i = 0; i < call.cos_sin.size(); ++i) call.cos_sin[i] = i % shape.dim < shape.dim / 2 ? 1 : 0;
       call.run(context, false);
-      CHECK(seen.empty() || seen == call.v);
-      seen = call.v;
+      CHECK(keys.empty() || (keys == call.k && values == call.v));
+      keys = call.k;
+      values = call.v;
     }
   }
 }

@@ -1,14 +1,16 @@
-"""The growth row: the same contexts with K and V of 16 and of 8 bits."""
+"""The growth row: the same contexts with every dtype of K and V that is compared."""
 
 from pathlib import Path
 
 import pytest
 
 from foreword.bench.bench import Bench
-from foreword.bench.growth import growth
+from foreword.bench.growth import KV_DTYPES, growth
 from foreword.core.errors import InvalidRequestError
 from foreword.llm import EngineOptions
 from tests.smollm2 import SMOLLM2, needs_smollm2
+
+ALL_RATES = [f"{kv_dtype}_{length}" for kv_dtype in KV_DTYPES for length in (64, 150)]
 
 
 @needs_smollm2
@@ -17,10 +19,11 @@ def test_every_context_has_a_rate_with_each_dtype_and_a_share_of_the_shortest() 
 
     metrics = growth(bench, [150], num_tokens=8)
 
-    rates = {name: metrics[f"{name}_decode_tok_s"] for name in ("f16_64", "f16_150", "int8_64", "int8_150")}
+    rates = {name: metrics[f"{name}_decode_tok_s"] for name in ALL_RATES}
     assert all(isinstance(rate, float) and rate > 0 for rate in rates.values())
     ratios = [name for name in metrics if "_over_" in name]
-    assert ratios == ["int8_over_f16_64", "int8_over_f16_150", "f16_150_over_64_ratio", "int8_150_over_64_ratio"]
+    over_f16 = [f"{kv_dtype}_over_f16_{length}" for length in (64, 150) for kv_dtype in ("int16", "int8")]
+    assert ratios == over_f16 + [f"{kv_dtype}_150_over_64_ratio" for kv_dtype in KV_DTYPES]
 
 
 @pytest.mark.parametrize("contexts", [[], [64], [2000, 3]])

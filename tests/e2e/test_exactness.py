@@ -72,7 +72,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         token_budget=draw(st.sampled_from([1, 2, 5, 13, 16, 17, 64, 200, 512])),
         max_num_seqs=draw(st.integers(1, 8)),
         num_blocks=-(-longest // 16) + draw(st.sampled_from([0, 1, 3, 10, 60])) + 1,
-        kv_dtype=draw(st.sampled_from(["f32", "f16", "int8"])),
+        kv_dtype=draw(st.sampled_from(["f32", "f16", "int16", "int8"])),
         weights=draw(st.sampled_from(WEIGHTS)),
         threads=draw(st.sampled_from([1, 2])),
         prefix_cache=draw(st.sampled_from(["radix", "hash", "none"])),
@@ -153,7 +153,7 @@ def test_law_5_logits_have_the_same_bits_in_any_company(models: Models, workload
     check_bits(recorder, models.get(workload.weights, 1)[0], workload.kv_dtype)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "int16", "int8"])
 @pytest.mark.parametrize("instruction_set", available_instruction_sets())
 def test_every_instruction_set_keeps_law_5(instruction_set: str, kv_dtype: KVDtype, tmp_path: Path) -> None:
     backend = CpuBackend(num_threads=2, instruction_set=instruction_set)
@@ -166,7 +166,7 @@ def test_every_instruction_set_keeps_law_5(instruction_set: str, kv_dtype: KVDty
     check_bits(recorder, model, kv_dtype)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "int16", "int8"])
 def test_the_reference_backend_keeps_law_5_too(kv_dtype: KVDtype, tmp_path: Path) -> None:
     backend = ReferenceBackend()
     model = tiny_model(tmp_path, backend, weight_dtype="q4", vocab_size=VOCAB)

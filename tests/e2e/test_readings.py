@@ -62,7 +62,7 @@ def asked(draw: st.DrawFn) -> Asked:
         token_budget=draw(st.sampled_from([1, 3, 16, 17, 64, 512])),
         max_num_seqs=draw(st.integers(1, 8)),
         num_blocks=8 + draw(st.sampled_from([0, 2, 10, 60])),
-        kv_dtype=draw(st.sampled_from(["f32", "f16", "int8"])),
+        kv_dtype=draw(st.sampled_from(["f32", "f16", "int16", "int8"])),
         prefix_cache=draw(st.sampled_from(["radix", "hash", "none"])),
     )
 

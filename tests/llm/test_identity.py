@@ -32,6 +32,7 @@ def test_equal_models_run_alike_have_one_identity(tmp_path: Path) -> None:
     [
         replace(BASE, kv_dtype="f32"),
         replace(BASE, kv_dtype="int8"),
+        replace(BASE, kv_dtype="int16"),
         replace(BASE, block_size=32),
         replace(BASE, weight_dtype="q8"),
         replace(BASE, backend="reference"),

@@ -32,7 +32,9 @@ print(json.dumps({"peak": int(peak.split()[1]) * 1024, "touched": touched, "weig
 """
 
 
-@pytest.mark.parametrize(("kv_dtype", "head_bytes"), [("f32", 4 * 16), ("f16", 2 * 16), ("int8", 16 + 4)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "head_bytes"), [("f32", 4 * 16), ("f16", 2 * 16), ("int16", 2 * 16 + 4), ("int8", 16 + 4)]
+)
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (4, 2), (4, 1)])
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 def test_pool_bytes_are_the_formula_exactly(

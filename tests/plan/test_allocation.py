@@ -18,7 +18,7 @@ N, PREFIX, LENGTH, GENERATED = 5, 50, 83, 9
 CONFIGURATIONS = [
     (kv_heads, kv_dtype, block_size)
     for kv_heads in (4, 2, 1)
-    for kv_dtype in ("f16", "f32", "int8")
+    for kv_dtype in ("f16", "f32", "int16", "int8")
     for block_size in (8, 16, 64)
 ]
 

@@ -86,6 +86,7 @@ def test_blocks_are_those_a_pool_would_hand_out(
     [
         (SHAPE, "f16", 2 * 2 * 2 * 8 * 2),
         (SHAPE, "int8", 2 * 2 * 2 * (8 + 4)),  # layers, K and V, heads, codes and a scale
+        (SHAPE, "int16", 2 * 2 * 2 * (2 * 8 + 4)),
         (SHAPE, "f8", 2 * 2 * 2 * 8),
         (LATENT, "int8", 3 * (64 + 4)),
         (LATENT, "f32", 3 * 64 * 4),

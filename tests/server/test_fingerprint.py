@@ -31,12 +31,13 @@ def name_of(model: Path, options: EngineOptions) -> str:
 def test_each_dtype_of_k_and_v_weights_and_instruction_set_has_its_own(model: Path) -> None:
     others = [
         replace(BASE, kv_dtype="int8"),
+        replace(BASE, kv_dtype="int16"),
         replace(BASE, kv_dtype="f32"),
         replace(BASE, weight_dtype="q8"),
         replace(BASE, instruction_set="scalar"),
     ]
 
-    assert len({name_of(model, options) for options in (BASE, *others)}) == 5
+    assert len({name_of(model, options) for options in (BASE, *others)}) == 1 + len(others)
 
 
 def test_what_cannot_change_an_answer_changes_no_name(model: Path) -> None:

@@ -1,7 +1,7 @@
-"""How decoding slows down as the context grows, with K and V of 16 and of 8 bits.
+"""How decoding slows down as the context grows, with K and V as floats of 16 bits and as integers.
 
 A step reads the weights, and K and V of every position before it: the first is the same for any context, the second
-grows with it. Both engines hold the same prompts, each read once before anything is timed, and answer in turns.
+grows with it. All engines hold the same prompts, each read once before anything is timed, and answer in turns.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from foreword.core.errors import InvalidRequestError, InvariantError
 from foreword.llm import LLM
 
 SHORT_CONTEXT, GROWTH_TOKENS = 64, 64
-KV_DTYPES: tuple[KVDtype, ...] = ("f16", "int8")
+KV_DTYPES: tuple[KVDtype, ...] = ("f16", "int16", "int8")
 
 
 def growth(bench: Bench, contexts: Sequence[int], *, num_tokens: int = GROWTH_TOKENS) -> Metrics:
@@ -40,8 +40,9 @@ def growth(bench: Bench, contexts: Sequence[int], *, num_tokens: int = GROWTH_TO
     for name, found in rates.items():
         metrics |= with_spread(f"{name}_decode_tok_s", found)
     for length in prompts:
-        pairs = zip(rates[f"int8_{length}"], rates[f"f16_{length}"], strict=True)
-        metrics[f"int8_over_f16_{length}"] = statistics.median(int8 / f16 for int8, f16 in pairs)
+        for kv_dtype in KV_DTYPES[1:]:
+            pairs = zip(rates[f"{kv_dtype}_{length}"], rates[f"f16_{length}"], strict=True)
+            metrics[f"{kv_dtype}_over_f16_{length}"] = statistics.median(rate / f16 for rate, f16 in pairs)
     for kv_dtype in engines:
         for length in list(prompts)[1:]:
             pairs = zip(rates[f"{kv_dtype}_{length}"], rates[f"{kv_dtype}_{SHORT_CONTEXT}"], strict=True)

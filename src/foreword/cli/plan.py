@@ -22,10 +22,11 @@ _SHAPE = "Shape, where there is no file"
 
 
 class PlanDtype(StrEnum):
-    """How K and V are stored. This engine stores f32, f16 and int8; the others are for planning elsewhere."""
+    """How K and V are stored. This engine stores f32, f16, int16 and int8; the others are for planning elsewhere."""
 
     f32 = "f32"
     f16 = "f16"
+    int16 = "int16"
     int8 = "int8"
     bf16 = "bf16"
     f8 = "f8"

@@ -7,10 +7,10 @@ from typing import Literal
 from foreword.core.errors import InvalidRequestError
 from foreword.core.types import ceil_div
 
-KVDtype = Literal["f32", "f16", "int8"]
-KV_DTYPE_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2, "int8": 1}
-KV_SCALE_BYTES: dict[KVDtype, int] = {"f32": 0, "f16": 0, "int8": 4}
-"""What a head of one token takes beside its elements: an f32 that int8 codes are multiplied with."""
+KVDtype = Literal["f32", "f16", "int16", "int8"]
+KV_DTYPE_BYTES: dict[KVDtype, int] = {"f32": 4, "f16": 2, "int16": 2, "int8": 1}
+KV_SCALE_BYTES: dict[KVDtype, int] = {"f32": 0, "f16": 0, "int16": 4, "int8": 4}
+"""What a head of one token takes beside its elements: an f32 that the codes of int16 and int8 are multiplied with."""
 PrefixCacheKind = Literal["radix", "hash", "none"]
 AdmissionOrder = Literal["arrival", "longest_hit"]
 RetentionKind = Literal["slru", "lru", "lfu", "cost"]
@@ -115,7 +115,7 @@ class CacheConfig:
         if not isinstance(self.block_size, int) or self.block_size not in (8, 16, 32, 64, 128):
             raise InvalidRequestError("block_size", "8, 16, 32, 64 or 128", self.block_size)
         if not isinstance(self.kv_dtype, str) or self.kv_dtype not in KV_DTYPE_BYTES:
-            raise InvalidRequestError("kv_dtype", "f32, f16 or int8", self.kv_dtype)
+            raise InvalidRequestError("kv_dtype", "f32, f16, int16 or int8", self.kv_dtype)
         if self.prefix_cache not in ("radix", "hash", "none"):
             raise InvalidRequestError("prefix_cache", "radix, hash or none", self.prefix_cache)
         if self.reuse_generated not in ("tenant", "off"):

@@ -20,7 +20,7 @@ from foreword.ops.raw_tensor import MatrixPart
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 KVArray = NDArray[Any]
-"""f32, f16 or int8. K is `[N, J, D, B]` (transposed within a block), V `[N, J, B, D]`; see `kv_layout` for int8."""
+"""f32, f16, int16 or int8. K is `[N, J, D, B]`, V `[N, J, B, D]`; `kv_layout` says more of codes, int16 and int8."""
 
 
 class PackedMatrix(Protocol):

@@ -1,11 +1,13 @@
 """Where K and V lie in one layer's arrays, by dtype.
 
     f32, f16   K `[N, J, D, B]` (transposed within a block), V `[N, J, B, D]`
-    int8       K `[N, J, D + 4, B]`, V `[N, J, B, D + 4]`: for each block and head the codes, laid out as above, and
-               behind them the B scales as f32, one a token; the shape counts the bytes of both
+    int8       K `[N, J, D + 4, B]`, V `[N, J, B, D + 4]`
+    int16      K `[N, J, D + 2, B]`, V `[N, J, B, D + 2]`
 
-A stored value of int8 is `code * scale`. Codes and scales of a block are one run of bytes, so whoever copies blocks
-need not know of scales.
+Of int8 and int16 each block and head holds codes, and behind them the B scales as f32, one a token; the shape counts
+both in codes. What is stored of a value is `code * scale`. Codes lie in pairs that one instruction multiplies and adds:
+K `[D / 2, B, 2]`, two dimensions of a token, and V `[B / 2, D, 2]`, two tokens of a dimension. Codes and scales of a
+block are one run of bytes, so whoever copies blocks need not know of them.
 """
 
 from typing import Any, NamedTuple
@@ -20,23 +22,42 @@ NUMPY_DTYPE: dict[KVDtype, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "int8": np.dtype(np.int8),
+    "int16": np.dtype(np.int16),
 }
-_NEVER_WRITTEN = -128  # a code that no value is rounded to
 Shape = tuple[int, int, int, int]
 
 
 class KVParts(NamedTuple):
-    """Views of K, or of V: `values [N, J, B, D]`, and `scales [N, J, B]` where values are codes."""
+    """Views of K, or of V.
 
-    values: NDArray[Any]
+    Shapes   `elements [N, J, B * D]`; `places [B, D]`, where the dimensions of a token lie among those of its block and
+             head; `scales [N, J, B]` where the elements are codes.
+    """
+
+    elements: NDArray[Any]
+    places: NDArray[np.intp]
     scales: F32 | None
+
+    def read(self, block: int, offset: int) -> NDArray[Any]:
+        """A token's elements `[J, D]`: a copy."""
+        elements: NDArray[Any] = self.elements[block][:, self.places[offset]]
+        return elements
+
+    def write(self, block: int, offset: int, elements: Any) -> None:
+        """Set a token's elements to what broadcasts to `[J, D]`."""
+        self.elements[block][:, self.places[offset]] = elements
+
+    def floats(self) -> F32:
+        """What is stored of every token, `[N, J, B, D]`: a copy."""
+        values: F32 = self.elements[..., self.places].astype(np.float32)
+        return values if self.scales is None else values * self.scales[..., None]
 
     def poison(self, blocks: Any) -> None:
         """Fill blocks with what makes an output NaN when it is read."""
         if self.scales is None:
-            self.values[blocks] = np.nan
+            self.elements[blocks] = np.nan
         else:
-            self.values[blocks] = _NEVER_WRITTEN
+            self.elements[blocks] = np.iinfo(self.elements.dtype).min  # no value is rounded to it
             self.scales[blocks] = np.nan
 
 
@@ -44,26 +65,28 @@ def array_shapes(
     num_blocks: int, num_kv_heads: int, head_dim: int, block_size: int, kv_dtype: KVDtype
 ) -> tuple[Shape, Shape]:
     """Shapes of one layer's K and V."""
-    width = head_dim + KV_SCALE_BYTES[kv_dtype]
+    width = head_dim + KV_SCALE_BYTES[kv_dtype] // NUMPY_DTYPE[kv_dtype].itemsize
     return (num_blocks, num_kv_heads, width, block_size), (num_blocks, num_kv_heads, block_size, width)
 
 
 def key_parts(k_cache: KVArray) -> KVParts:
     """Where the keys of an array lie, and their scales."""
-    values, scales = _parts(k_cache, width_axis=2)
-    return KVParts(values.swapaxes(2, 3), scales)
+    return _parts(k_cache, is_key=True)
 
 
 def value_parts(v_cache: KVArray) -> KVParts:
     """Where the values of an array lie, and their scales."""
-    return _parts(v_cache, width_axis=3)
+    return _parts(v_cache, is_key=False)
 
 
-def _parts(array: KVArray, width_axis: int) -> KVParts:
-    if array.dtype != NUMPY_DTYPE["int8"]:
-        return KVParts(array, None)
-    shape = list(array.shape)
-    shape[width_axis] -= KV_SCALE_BYTES["int8"]
-    heads = array.reshape(*shape[:2], -1)
-    end = shape[2] * shape[3]
-    return KVParts(heads[..., :end].reshape(shape), heads[..., end:].view(np.float32))
+def _parts(array: KVArray, *, is_key: bool) -> KVParts:
+    width, block_size = array.shape[2:] if is_key else array.shape[:1:-1]
+    heads = array.reshape(*array.shape[:2], -1)
+    stores_codes = np.issubdtype(array.dtype, np.integer)
+    head_dim = width - KV_SCALE_BYTES["int8"] // array.itemsize if stores_codes else width
+    offset, d = np.ogrid[:block_size, :head_dim]
+    if not stores_codes:
+        return KVParts(heads, d * block_size + offset if is_key else offset * head_dim + d, None)
+    pairs = (d // 2 * block_size + offset) * 2 + d % 2 if is_key else (offset // 2 * head_dim + d) * 2 + offset % 2
+    end = head_dim * block_size
+    return KVParts(heads[..., :end], pairs, heads[..., end:].view(np.float32))

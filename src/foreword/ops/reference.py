@@ -5,8 +5,10 @@ may change with its height; attention walks keys in fixed tiles from position 0.
 one by a derived tolerance, never from themselves.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,9 @@ from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart
 
 GROUP = 32  # inputs that share one scale, of weights and of rounded activations
 ATTENTION_TILE = 128  # keys reduced together, counted from position 0
+CODE_LENGTH = 32767  # of a query that meets codes, and of an int16 key: the root of the sum of its codes' squares
+# Of the codes of a tile's weights: the largest, at most, and their sum, and the least step.
+MOST_WEIGHT, MOST_WEIGHTS, LEAST_STEP = np.float32(32767), np.float32(262000), np.float32(2.0**-126)
 GREEDY_BELOW = 1e-4  # temperatures under this choose the highest logit
 
 
@@ -135,11 +140,11 @@ class ReferenceBackend:
     ) -> None:
         """See `Backend.rope_store_kv`."""
         keys, values = key_parts(k_cache), value_parts(v_cache)
-        _, num_kv_heads, block_size, head_dim = keys.values.shape
+        num_kv_heads, (block_size, head_dim) = keys.elements.shape[1], keys.places.shape
         for t, (position, slot) in enumerate(zip(batch.positions, batch.slot_mapping, strict=True)):
             heads = qkv[t].reshape(-1, head_dim)
             num_heads = len(heads) - 2 * num_kv_heads
-            block, offset = divmod(int(slot), block_size)
+            rotated_keys = np.empty((num_kv_heads, head_dim), np.float32)
             for h in range(num_heads + num_kv_heads):
                 norm = q_norm if h < num_heads else k_norm
                 head = heads[h] if norm is None else _rms_norm_row(heads[h], norm, eps)
@@ -147,28 +152,30 @@ class ReferenceBackend:
                 if h < num_heads:
                     heads[h] = rotated
                 else:
-                    _store(keys, (block, h - num_heads, offset), rotated)
-            for j in range(num_kv_heads):
-                _store(values, (block, j, offset), heads[num_heads + num_kv_heads + j])
+                    rotated_keys[h - num_heads] = rotated
+            place = divmod(int(slot), block_size)
+            _store(keys, place, rotated_keys, by_length=k_cache.dtype == np.int16)
+            _store(values, place, heads[num_heads + num_kv_heads :], by_length=False)
 
     def paged_attention(
         self, qkv: F32, batch: AttentionBatch, k_cache: KVArray, v_cache: KVArray, scale: float, out: F32
     ) -> None:
         """See `Backend.paged_attention`."""
         stored_keys, stored_values = key_parts(k_cache), value_parts(v_cache)
-        _, num_kv_heads, block_size, head_dim = stored_keys.values.shape
+        num_kv_heads, (block_size, head_dim) = stored_keys.elements.shape[1], stored_keys.places.shape
         num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+        attend = _attend if stored_keys.scales is None else _attend_codes
         for s, table in enumerate(batch.block_tables):
             first, last = batch.query_start_loc[s], batch.query_start_loc[s + 1]
             for t in range(first, last):
                 length = int(batch.context_lens[s]) - (last - t) + 1
-                slots = [(int(table[p // block_size]), p % block_size) for p in range(length)]
+                places = [(int(table[p // block_size]), p % block_size) for p in range(length)]
+                keys, values = _load(stored_keys, places), _load(stored_values, places)
                 for h in range(num_heads):
                     j = h // (num_heads // num_kv_heads)
-                    keys = np.stack([_load(stored_keys, (b, j, o)) for b, o in slots])
-                    values = np.stack([_load(stored_values, (b, j, o)) for b, o in slots])
                     query = qkv[t, h * head_dim : (h + 1) * head_dim]
-                    out[t, h * head_dim : (h + 1) * head_dim] = _attend(query, keys, values, np.float32(scale))
+                    row = attend(query, keys.of_head(j), values.of_head(j), np.float32(scale))
+                    out[t, h * head_dim : (h + 1) * head_dim] = row
 
     def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
         """See `Backend.copy_blocks`."""
@@ -262,44 +269,103 @@ def _rotate(head: F32, cos_sin: F32) -> F32:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin])
 
 
-def _store(parts: KVParts, place: tuple[int, int, int], head: F32) -> None:
-    """Round one head of one token, once, and write it to its block, KV head and offset."""
+class _Stored(NamedTuple):
+    """Elements `[P, J, D]` of P positions, or `[P, D]` of one head, and scales `[P, J]`, or `[P]`, of codes."""
+
+    elements: NDArray[Any]
+    scales: F32 | None
+
+    def of_head(self, j: int) -> "_Stored":
+        return _Stored(self.elements[:, j], None if self.scales is None else self.scales[:, j])
+
+
+def _load(parts: KVParts, places: Sequence[tuple[int, int]]) -> _Stored:
+    """What is stored at each block and offset."""
+    elements = np.stack([parts.read(*place) for place in places])
     if parts.scales is None:
-        parts.values[place] = head
-    else:
-        parts.values[place], parts.scales[place] = _round_head(head)
+        return _Stored(elements.astype(np.float32), None)
+    return _Stored(elements, np.stack([parts.scales[block, :, offset] for block, offset in places]))
 
 
-def _load(parts: KVParts, place: tuple[int, int, int]) -> F32:
-    """What is stored there, as f32."""
-    head: F32 = parts.values[place].astype(np.float32)
-    return head if parts.scales is None else head * parts.scales[place]
+def _store(parts: KVParts, place: tuple[int, int], heads: F32, *, by_length: bool) -> None:
+    """Round the heads `[J, D]` of one token, each once, and write them to its block and offset."""
+    if parts.scales is None:
+        parts.write(*place, heads)
+        return
+    most = 127 if parts.elements.dtype == np.int8 else 8191
+    rounded = [_codes_by_length(head) if by_length else _codes_by_peak(head, np.float32(most)) for head in heads]
+    parts.write(*place, np.stack([codes for codes, _ in rounded]))
+    parts.scales[place[0], :, place[1]] = [scale for _, scale in rounded]
 
 
-def _round_head(head: F32) -> tuple[NDArray[np.int8], np.float32]:
-    """Codes of a head and their one scale: the largest magnitude is 127. What is not finite makes the scale NaN."""
-    none = np.zeros(len(head), np.int8)
+def _codes_by_peak(head: F32, most: np.float32) -> tuple[NDArray[np.int16], np.float32]:
+    """Codes of a head and their one scale: the largest magnitude is `most`. What is not finite makes the scale NaN."""
+    none = np.zeros(len(head), np.int16)
     peak = np.abs(head).max()
     if not np.isfinite(peak):
         return none, np.float32(np.nan)
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(127) / peak
+        inverse = most / peak
     if not np.isfinite(inverse):  # all of it is as good as 0
         return none, np.float32(0)
-    return np.rint(head * inverse).astype(np.int8), peak / np.float32(127)
+    return np.rint(head * inverse).astype(np.int16), peak / most
 
 
-def _attend(query: F32, keys: F32, values: F32, scale: np.float32) -> F32:
+def _codes_by_length(head: F32) -> tuple[NDArray[np.int16], np.float32]:
+    """Codes of a head, whose squares sum up to 32767 squared, and their scale; the rest as `_codes_by_peak`."""
+    none = np.zeros(len(head), np.int16)
+    lanes = [0.0] * 8
+    for d, value in enumerate(head.astype(np.float64)):
+        lanes[d % 8] += value * value  # exact
+    square = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]))
+    if not np.isfinite(square):
+        return none, np.float32(np.nan)
+    length = math.sqrt(square)
+    if length * float(np.finfo(np.float32).max) < CODE_LENGTH:  # all of it is as good as 0
+        return none, np.float32(0)
+    return np.rint(head * np.float32(CODE_LENGTH / length)).astype(np.int16), np.float32(length / CODE_LENGTH)
+
+
+def _attend(query: F32, keys: _Stored, values: _Stored, scale: np.float32) -> F32:
     """One query over its keys: softmax of each tile, tiles merged in ascending order."""
-    peak, total, summed = np.float32(-np.inf), np.float32(0), np.zeros(values.shape[1], np.float32)
-    for start in range(0, len(keys), ATTENTION_TILE):
-        scores = (keys[start : start + ATTENTION_TILE] * query).sum(axis=1) * scale
-        tile_peak = scores.max()
-        weights = np.exp(scores - tile_peak)
-        tile_sum = (weights[:, None] * values[start : start + ATTENTION_TILE]).sum(axis=0)
+    tiles = []
+    for tile in _tiles(len(keys.elements)):
+        scores = (keys.elements[tile] * query).sum(axis=1) * scale
+        weights = np.exp(scores - scores.max())
+        tiles.append((scores.max(), weights.sum(), (weights[:, None] * values.elements[tile]).sum(axis=0)))
+    return _merge(tiles)
+
+
+def _attend_codes(query: F32, keys: _Stored, values: _Stored, scale: np.float32) -> F32:
+    """The same where keys and values are codes: so are the query then, and the weights times the values' scales."""
+    assert keys.scales is not None
+    assert values.scales is not None
+    query_codes, query_scale = _codes_by_length(query)
+    tiles = []
+    for tile in _tiles(len(keys.elements)):
+        sums = (keys.elements[tile].astype(np.int64) * query_codes).sum(axis=1)
+        scores = sums.astype(np.float32) * keys.scales[tile] * (query_scale * scale)
+        weights = np.exp(scores - scores.max())
+        scaled = weights * values.scales[tile]
+        # NaN where one is
+        step = np.maximum(LEAST_STEP, np.maximum(scaled.max() / MOST_WEIGHT, scaled.sum() / MOST_WEIGHTS))
+        codes = np.rint(scaled / step if np.isfinite(step) else np.zeros_like(scaled)).astype(np.int64)
+        summed = (codes[:, None] * values.elements[tile]).sum(axis=0).astype(np.float32) * step
+        tiles.append((scores.max(), weights.sum(), summed))
+    return _merge(tiles)
+
+
+def _tiles(num_keys: int) -> Iterator[slice]:
+    return (slice(start, start + ATTENTION_TILE) for start in range(0, num_keys, ATTENTION_TILE))
+
+
+def _merge(tiles: Sequence[tuple[np.float32, np.float32, F32]]) -> F32:
+    """Peak, sum of weights and weighted values of each tile become one row."""
+    peak, total, summed = np.float32(-np.inf), np.float32(0), np.float32(0) * tiles[0][2]
+    for tile_peak, tile_total, tile_sum in tiles:
         new_peak = max(peak, tile_peak)
         old_share, tile_share = np.exp(peak - new_peak), np.exp(tile_peak - new_peak)
-        total = total * old_share + weights.sum() * tile_share
+        total = total * old_share + tile_total * tile_share
         summed = summed * old_share + tile_sum * tile_share
         peak = new_peak
     return np.asarray(summed / total, np.float32)

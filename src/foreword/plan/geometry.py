@@ -34,7 +34,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class StoredAs:
-    """Bytes of one element, and of what a head's vector has beside its elements: the scale of int8."""
+    """Bytes of one element, and of what a head's vector has beside its elements: the scale of codes."""
 
     element: int
     scale: int = 0

@@ -14,7 +14,7 @@ from foreword.core.types import ceil_div
 from foreword.plan.geometry import Geometry, StoredAs
 from foreword.plan.lengths import MAX_LENGTH, Lengths
 
-PlanDtype = Literal["f32", "f16", "int8", "bf16", "f8"]
+PlanDtype = Literal["f32", "f16", "int16", "int8", "bf16", "f8"]
 STORED_AS: dict[PlanDtype, StoredAs] = {
     **{name: StoredAs(size, KV_SCALE_BYTES[name]) for name, size in KV_DTYPE_BYTES.items()},
     "bf16": StoredAs(2),

@@ -20,8 +20,8 @@ class KVStorage:
     """The pool's memory.
 
     Shapes   per layer, K is `[num_blocks, num_kv_heads, head_dim, block_size]` (transposed within a block, as the
-             attention kernel reads it) and V `[num_blocks, num_kv_heads, block_size, head_dim]`; for int8, whose blocks
-             hold their scales too, `ops/kv_layout.py` says more.
+             attention kernel reads it) and V `[num_blocks, num_kv_heads, block_size, head_dim]`; for int16 and int8,
+             whose blocks hold codes and their scales, `ops/kv_layout.py` says more.
 
     Raises:
         CapacityError: the system will not reserve that much address space.

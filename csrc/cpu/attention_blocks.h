@@ -1,0 +1,88 @@
+// Where the rows of a unit lie in its call, and a tile in the blocks of a sequence. Included by attention_code_unit.h.
+#pragma once
+
+#include "attention_band.h"
+#include "codes.h"
+
+namespace foreword {
+namespace {
+
+constexpr float kLog2E = 0x1.715476p+0f;
+
+inline const AttentionToken& unit_token(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t i) {
+  return problem.tokens[problem.unit_tokens[unit.token_begin + i]];
+}
+
+// Row r of a unit's `rows`: its query, and the group of rows that it is packed with.
+struct UnitRow {
+  const float* query;
+  std::size_t group_begin, group_rows;
+
+  UnitRow(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t r,
+          std::size_t rows) {
+    const std::size_t token = static_cast<std::size_t>(unit_token(problem, unit, r / problem.group).token);
+    const std::size_t head = kv_head * problem.group + r % problem.group;
+    query = problem.args.qkv + token * problem.args.qkv_stride + head * problem.cache.head_dim;
+    group_begin = r / kRowGroup * kRowGroup;
+    group_rows = rows - group_begin < kRowGroup ? rows - group_begin : kRowGroup;
+  }
+};
+
+// The blocks of one KV head as the tile's keys see them.
+template <class T>
+struct TileBlocks {
+  const T* keys;
+  const T* values;
+  const std::int32_t* table;
+  std::size_t block_size, head_dim, block_stride, start;
+
+  TileBlocks(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile) {
+    block_size = problem.cache.block_size;
+    head_dim = problem.cache.head_dim;
+    const std::size_t head_size = problem.cache.head_bytes() / sizeof(T);
+    block_stride = problem.cache.num_kv_heads * head_size;
+    keys = static_cast<const T*>(problem.cache.k) + kv_head * head_size;
+    values = static_cast<const T*>(problem.cache.v) + kv_head * head_size;
+    table = unit.block_table;
+    start = tile * kAttentionTile;
+  }
+
+  struct Place {
+    std::size_t block, offset;
+  };
+};
+
+// Calls body(key, run, place) for each run of the tile's keys that lie in one block.
+template <class T, class Body>
+FOREWORD_INLINE void for_runs(const TileBlocks<T>& blocks, std::size_t num_keys, Body body) {
+  const std::int32_t* block = blocks.table + blocks.start / blocks.block_size;
+  std::size_t offset = blocks.start % blocks.block_size;
+  for (std::size_t key = 0, run; key < num_keys; key += run, ++block, offset = 0) {
+    const std::size_t left = blocks.block_size - offset;
+    run = left < num_keys - key ? left : num_keys - key;
+    body(key, run, typename TileBlocks<T>::Place{static_cast<std::size_t>(*block) * blocks.block_stride, offset});
+  }
+}
+
+// The tile's values; all of the blocks that hold its keys (dimensions lie apart), and the scales of both: a line or two
+// of each, asked for at once, since a piece is asked for in whole steps.
+template <class T, class Ahead>
+void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
+  for_runs(blocks, num_keys, [&](std::size_t, std::size_t run, auto place) {
+    ahead.add(blocks.values + place.block + place.offset * blocks.head_dim, run * blocks.head_dim * sizeof(T));
+  });
+}
+template <class T, class Ahead>
+void add_keys_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
+  for_runs(blocks, num_keys, [&](std::size_t, std::size_t, auto place) {
+    const std::size_t codes = blocks.block_size * blocks.head_dim;
+    ahead.add(blocks.keys + place.block, codes * sizeof(T));
+    if constexpr (kIsCode<T>) {
+      __builtin_prefetch(blocks.keys + place.block + codes);
+      __builtin_prefetch(blocks.values + place.block + codes);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace foreword
