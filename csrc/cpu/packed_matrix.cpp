@@ -34,21 +34,28 @@ std::shared_ptr<std::uint8_t> allocate_huge(std::size_t num_bytes) {
 
 }  // namespace
 
-// Matrices smaller than a huge page share chunks of several, in the order they are packed. A chunk is touched only as
-// far as it is given out, and lives as long as the last matrix in it.
+// Matrices smaller than a huge page share chunks of several, each in the first that has room: what is left behind a
+// large one is for the small ones to come. A chunk is touched only as far as it is given out, and lives as long as the
+// last matrix in it.
 std::shared_ptr<std::uint8_t> WeightMemory::allocate(std::size_t num_bytes) {
   const std::size_t rounded = round_up(num_bytes, kCacheLine);
   if (rounded > kChunk / 2) return allocate_huge(rounded);
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<std::uint8_t> chunk = chunk_.lock();
-  if (chunk == nullptr || used_ + rounded > kChunk) {
-    chunk = allocate_huge(kChunk);
-    chunk_ = chunk;
-    used_ = 0;
+  std::erase_if(chunks_, [](const Chunk& chunk) { return chunk.memory.expired(); });
+  for (Chunk& chunk : chunks_) {
+    std::shared_ptr<std::uint8_t> memory = chunk.memory.lock();
+    if (memory != nullptr && chunk.used + rounded <= kChunk) return place(chunk, std::move(memory), rounded);
   }
-  std::uint8_t* const place = chunk.get() + used_;
-  used_ += rounded;
-  return {std::move(chunk), place};
+  std::shared_ptr<std::uint8_t> memory = allocate_huge(kChunk);
+  chunks_.push_back({memory, 0});
+  return place(chunks_.back(), std::move(memory), rounded);
+}
+
+std::shared_ptr<std::uint8_t> WeightMemory::place(Chunk& chunk, std::shared_ptr<std::uint8_t> memory,
+                                                  std::size_t num_bytes) {
+  std::uint8_t* const first = memory.get() + chunk.used;
+  chunk.used += num_bytes;
+  return {std::move(memory), first};
 }
 
 namespace {

@@ -101,3 +101,14 @@ TEST(matrix, what_does_not_fit_is_refused) {
   CHECK_THROWS(pack({{SourceFormat::kQ4_K, 4, 64, q4.data(), nullptr}}), std::invalid_argument);
   CHECK_THROWS(pack({{SourceFormat::kF32, 0, 65, f32.data(), nullptr}}), std::invalid_argument);
 }
+
+TEST(matrix, a_small_matrix_takes_the_room_that_a_large_one_left) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  WeightMemory memory;
+  const auto first = memory.allocate(7 * kMiB), second = memory.allocate(7 * kMiB);
+  const auto elsewhere = memory.allocate(7 * kMiB), small = memory.allocate(kMiB), large = memory.allocate(6 * kMiB);
+
+  CHECK(second.get() == first.get() + 7 * kMiB);
+  CHECK(small.get() == second.get() + 7 * kMiB);
+  CHECK(large.get() == elsewhere.get() + 7 * kMiB);
+}

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <vector>
 
 #include "foreword/threads.h"
 
@@ -23,9 +24,15 @@ class WeightMemory {
   std::shared_ptr<std::uint8_t> allocate(std::size_t num_bytes);  // 64-byte aligned, not initialised
 
  private:
+  struct Chunk {
+    std::weak_ptr<std::uint8_t> memory;
+    std::size_t used = 0;  // given out from the front
+  };
+
+  static std::shared_ptr<std::uint8_t> place(Chunk& chunk, std::shared_ptr<std::uint8_t> memory, std::size_t num_bytes);
+
   std::mutex mutex_;
-  std::weak_ptr<std::uint8_t> chunk_;  // given out from the front
-  std::size_t used_ = 0;
+  std::vector<Chunk> chunks_;  // those that some matrix keeps alive
 };
 
 // Every kernel takes one. Not copied; outlives the calls that use it. A context serves one caller at a time.
