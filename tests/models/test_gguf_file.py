@@ -8,7 +8,7 @@ from tests.factories import tiny_model_files
 from tests.hostile.gguf_bytes import ARRAY, STRING, U8, array_value, pair, string, valid_gguf
 from tests.smollm2 import SMOLLM2, needs_smollm2
 
-from foreword.core.errors import ModelNotFoundError
+from foreword.core.errors import ModelFormatError, ModelNotFoundError
 from foreword.models.gguf_file import GGUFFile
 
 
@@ -76,6 +76,36 @@ def test_strings_of_an_array_survive_whatever_they_hold(texts: list[str], tmp_pa
     with GGUFFile(path) as opened:
         assert opened.metadata["x"] == texts
         assert opened.metadata["x"] is opened.metadata["x"]
+
+
+@pytest.mark.parametrize(
+    ("tail", "fault"),
+    [
+        (string("abcdefghijkl")[:-1], "string 2 of 3 ends past"),
+        (string("abcdefghijkl")[:6], "string 2 of 3 starts past"),
+        (b"", "string 2 of 3 starts past"),
+        (struct.pack("<Q", 2**63), "string 2 of 3 ends past"),
+        (struct.pack("<Q", 2**64 - 1) + b"abc", "string 2 of 3 ends past"),
+    ],
+)
+def test_strings_cut_off_are_told_by_their_number(tail: bytes, fault: str, tmp_path: Path) -> None:
+    before = string("x") + struct.pack("<IIQ", ARRAY, STRING, 3) + string("abcdefghijkl") * 2
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + before + tail)
+
+    with pytest.raises(ModelFormatError, match=f"'x': {fault} the end of the file"):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize("length", [2**40, 2**63, 2**64 - 1])
+def test_a_string_longer_than_the_file_is_told_by_its_number_whatever_follows(length: int, tmp_path: Path) -> None:
+    strings = string("a") + struct.pack("<Q", length) + string("b") * 4
+    path = tmp_path / "model.gguf"
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("x") + struct.pack("<IIQ", ARRAY, STRING, 4)
+    path.write_bytes(header + strings)
+
+    with pytest.raises(ModelFormatError, match="'x': string 1 of 4 ends past the end of the file"):
+        GGUFFile(path)
 
 
 def test_version_2_is_read_as_version_3(tmp_path: Path) -> None:

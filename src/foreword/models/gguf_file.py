@@ -227,17 +227,29 @@ class _HeaderReader:
         self._check_count(shorten(key), count, 8, self._strings_left)
         self._strings_left -= count
         start = position = self.position
-        data, end, read_length = self._data, self._end, struct.Struct("<Q").unpack_from
-        starts = []
-        for index in range(count):
-            if position + 8 > end:
-                raise self._error(shorten(key), f"string {index} of {count} starts past the end of the file")
-            starts.append(position - start)
-            position += 8 + read_length(data, position)[0]
-            if position > end:
-                raise self._error(shorten(key), f"string {index} of {count} ends past the end of the file")
+        data, read_length = self._data, struct.Struct("<Q").unpack_from
+        starts: list[int] = []
+        try:
+            for _ in range(count):  # a string that ends past the end is noticed by the next, or behind the last
+                length = read_length(data, position)[0]
+                starts.append(position - start)
+                position += 8 + length
+        except (struct.error, OverflowError):  # the position, or more than a position can be
+            raise self._cut_off(key, start, starts, count) from None
+        if position > self._end:
+            raise self._cut_off(key, start, starts, count)
         self.position = position
         return _StringArray(bytes(data[start:position]), starts)
+
+    def _cut_off(self, key: str, start: int, starts: list[int], count: int) -> ModelFormatError:
+        """The error for strings of which the last read ends, or the next one starts, past the end of the file."""
+        last = len(starts) - 1
+        if starts and start + starts[last] + 8 + self._length_at(start + starts[last]) > self._end:
+            return self._error(shorten(key), f"string {last} of {count} ends past the end of the file")
+        return self._error(shorten(key), f"string {last + 1} of {count} starts past the end of the file")
+
+    def _length_at(self, position: int) -> int:
+        return int.from_bytes(self._data[position : position + 8], "little")
 
     def _string(self, field: str, limit: int) -> str:
         length = self._uint(8, field)

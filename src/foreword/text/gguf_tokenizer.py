@@ -19,6 +19,7 @@ from foreword.text.tokenizer_spec import (
     Json,
     TokenizerSpec,
     TokenKind,
+    ids_of,
     with_controls,
 )
 
@@ -144,7 +145,7 @@ def _byte_level(fields: _Fields, tokens: list[str], kinds: bytes) -> TokenizerSp
 def _listed_merges(fields: _Fields, lines: list[str], tokens: list[str], kinds: bytes) -> list[tuple[str, str]]:
     """Merges in the file's order, without those that would make a token that text may not make."""
     every = set(tokens)
-    plain = every - {tokens[i] for i, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
+    plain = every - {tokens[i] for i in ids_of(kinds, SPECIAL_KINDS)}
     lefts, rights = _halves(lines)
     pairs = list(zip(lefts, rights, strict=True))
     if plain.issuperset(lefts) and plain.issuperset(rights) and plain.issuperset(map(add, lefts, rights)):
@@ -253,6 +254,5 @@ def _special_ids(
 
 def end_ids(tokens: list[str], kinds: bytes, stated: Iterable[int | None]) -> frozenset[int]:
     """Ids that end an answer: those a file states, and control tokens known to do so by their text."""
-    control = int(TokenKind.CONTROL)
-    known = [i for i, kind in enumerate(kinds) if kind == control and tokens[i] in END_TOKEN_TEXTS]
+    known = [i for i in ids_of(kinds, (TokenKind.CONTROL,)) if tokens[i] in END_TOKEN_TEXTS]
     return frozenset(known) | {token_id for token_id in stated if token_id is not None}

@@ -1,12 +1,10 @@
 """Text to token ids and back, on the `tokenizers` library."""
 
-import hashlib
 import json
 import re
-import sys
 import unicodedata
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -18,6 +16,7 @@ from tokenizers.models import BPE
 from foreword.core.errors import InvalidRequestError, ModelFormatError
 from foreword.text.gguf_tokenizer import spec_from_gguf
 from foreword.text.json_tokenizer import spec_from_json
+from foreword.text.packed_texts import framed_digest, pack_texts
 from foreword.text.tokenizer_spec import (
     ATOM_KINDS,
     MAX_ATOM_CHARS,
@@ -27,6 +26,7 @@ from foreword.text.tokenizer_spec import (
     MatchFlags,
     TokenizerSpec,
     TokenKind,
+    ids_of,
 )
 
 
@@ -47,12 +47,14 @@ class Tokenizer:
     """
 
     def __init__(self, spec: TokenizerSpec) -> None:
-        self._spec = spec
-        self._special = frozenset(i for i, kind in enumerate(spec.kinds) if kind in SPECIAL_KINDS)
+        # The library keeps merges in a form of its own; ours are only hashed from here on, and take megabytes.
+        self._spec = replace(spec, merges=[])
+        self._merges = pack_texts(list(chain.from_iterable(spec.merges)))
+        self._special = frozenset(ids_of(spec.kinds, SPECIAL_KINDS))
         model = _build_model(spec)
         self._first = _build_pipeline(spec, spec.first, model)
         self._inner = self._first if spec.inner == spec.first else _build_pipeline(spec, spec.inner, model)
-        atoms = {spec.tokens[i]: i for i, kind in enumerate(spec.kinds) if kind in ATOM_KINDS and spec.tokens[i]}
+        atoms = {spec.tokens[i]: i for i in ids_of(spec.kinds, ATOM_KINDS) if spec.tokens[i]}
         _check_atoms(spec.source, atoms)
         self._atom_ids = atoms
         self._user_pattern = _alternatives(text for text, i in atoms.items() if i not in self._special)
@@ -221,11 +223,11 @@ class Tokenizer:
             "suffix": spec.suffix_ids,
             "flags": sorted((i, f.lstrip, f.rstrip, f.single_word) for i, f in spec.flags.items()),
         }
-        return _framed_digest(
-            ("tokens", spec.tokens),
-            ("kinds", [spec.kinds.decode("latin-1")]),
-            ("merges", list(chain.from_iterable(spec.merges))),
-            ("rules", [json.dumps(rules, sort_keys=True)]),
+        return framed_digest(
+            ("tokens", pack_texts(spec.tokens)),
+            ("kinds", pack_texts([spec.kinds.decode("latin-1")])),
+            ("merges", self._merges),
+            ("rules", pack_texts([json.dumps(rules, sort_keys=True)])),
         )
 
     def _check_id(self, token_id: int) -> int:
@@ -325,11 +327,12 @@ def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
 def _build_model(spec: TokenizerSpec) -> BPE:
     """The library's model: every token that text may become. Of tokens that are written alike, the last one counts."""
     kinds = spec.kinds
-    absent = {i for i, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
+    absent = set(ids_of(kinds, SPECIAL_KINDS))
     if TokenKind.USER_DEFINED in kinds:  # found in the text before merging; wanted here only as a step of a merge
         merged = {part for left, right in spec.merges for part in (left, right, left + right)}
-        absent |= {i for i, k in enumerate(kinds) if k == TokenKind.USER_DEFINED and spec.tokens[i] not in merged}
-    vocabulary = {token: i for i, token in enumerate(spec.tokens) if token and i not in absent}
+        absent |= {i for i in ids_of(kinds, (TokenKind.USER_DEFINED,)) if spec.tokens[i] not in merged}
+    vocabulary = {token: i for i, token in enumerate(spec.tokens) if i not in absent}
+    vocabulary.pop("", None)
     unknown = None
     if spec.unk_token_id is not None and not spec.byte_level and not spec.byte_fallback:
         unknown = "<unknown>"  # a name of ours, so that no text can spell it
@@ -363,19 +366,6 @@ def _build_pipeline(spec: TokenizerSpec, pipeline: Json, model: BPE) -> tokenize
 def _is_panic(error: BaseException) -> bool:
     """A failure inside the library arrives as a `BaseException` of a class that can't be imported."""
     return type(error).__name__ == "PanicException"
-
-
-def _framed_digest(*parts: tuple[str, Sequence[str]]) -> bytes:
-    """SHA-256 over tagged parts, each its texts' lengths and then the texts, so no two lists read alike."""
-    digest = hashlib.sha256(b"foreword tokenizer 2")
-    for tag, texts in parts:
-        lengths = array("Q", map(len, texts))
-        if sys.byteorder == "big":
-            lengths.byteswap()
-        joined = "".join(texts).encode("utf-8", "surrogatepass")
-        for piece in (tag.encode(), lengths.tobytes(), joined):
-            digest.update(len(piece).to_bytes(8, "little") + piece)
-    return digest.digest()
 
 
 def _byte_alphabet() -> dict[str, int]:
