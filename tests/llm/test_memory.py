@@ -14,8 +14,8 @@ from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.runner.kv_storage import KVStorage, block_bytes, pool_bytes
 
 MIB = 1 << 20
-OVERHEAD_BYTES = 90 * MIB
-"""Interpreter, NumPy, the tokenizer's vocabulary of 49,152 tokens and the buffers of a step; docs/performance.md."""
+OVERHEAD_BYTES = 70 * MIB
+"""Interpreter, NumPy, 49,152 tokens and the buffers of a step, where ids are sent; docs/performance.md."""
 
 _RUN = """
 import json, sys

@@ -14,6 +14,7 @@ from foreword.core.errors import ModelFormatError
 from foreword.text.gguf_tokenizer import spec_from_gguf
 from foreword.text.json_tokenizer import MAX_TOKENIZER_BYTES
 from foreword.text.tokenizer import Tokenizer
+from foreword.text.tokenizer_spec import as_pairs
 from tests.text.tiny import SPECIALS, byte_level_tokenizer, json_document, sentencepiece_metadata, write_json
 
 PIECES = st.sampled_from([*SPECIALS, "<think>", "<s>", "</s>", "<tool>", " ", "  ", "\n", "hello", "12"])
@@ -25,7 +26,7 @@ def sentencepiece_document(scheme: str | None) -> dict[str, Any]:
     """The tiny SentencePiece model with a `Metaspace` of some scheme, or, for None, with normalisers as Llama 2's."""
     metadata = sentencepiece_metadata()
     tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
-    merges = spec_from_gguf(metadata, "tiny").merges
+    merges = as_pairs(spec_from_gguf(metadata, "tiny").merges)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     normalizer = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, replace]}

@@ -8,6 +8,7 @@ from operator import add, contains
 from typing import Any
 
 from foreword.core.errors import ModelFormatError
+from foreword.text.packed_texts import PackedTexts, pack_texts
 from foreword.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from foreword.text.tokenizer_spec import (
     END_TOKEN_TEXTS,
@@ -20,6 +21,7 @@ from foreword.text.tokenizer_spec import (
     TokenizerSpec,
     TokenKind,
     ids_of,
+    pack_merges,
     with_controls,
 )
 
@@ -142,31 +144,30 @@ def _byte_level(fields: _Fields, tokens: list[str], kinds: bytes) -> TokenizerSp
     )
 
 
-def _listed_merges(fields: _Fields, lines: list[str], tokens: list[str], kinds: bytes) -> list[tuple[str, str]]:
+def _listed_merges(fields: _Fields, lines: list[str], tokens: list[str], kinds: bytes) -> PackedTexts:
     """Merges in the file's order, without those that would make a token that text may not make."""
     every = set(tokens)
     plain = every - {tokens[i] for i in ids_of(kinds, SPECIAL_KINDS)}
-    lefts, rights = _halves(lines)
-    pairs = list(zip(lefts, rights, strict=True))
-    if plain.issuperset(lefts) and plain.issuperset(rights) and plain.issuperset(map(add, lefts, rights)):
-        return pairs
+    parts = _halves(lines)
+    if plain.issuperset(parts) and plain.issuperset(map(add, parts[::2], parts[1::2])):
+        return pack_texts(parts)
+    pairs = list(zip(parts[::2], parts[1::2], strict=True))
     for index, (left, right) in enumerate(pairs):
         for part in (left, right, left + right):
             if part not in every:
                 raise fields.fault(f"merges[{index}]", f"token {part[:40]!r} isn't in the vocabulary")
-    return [(left, right) for left, right in pairs if {left, right, left + right} <= plain]
+    return pack_merges((left, right) for left, right in pairs if {left, right, left + right} <= plain)
 
 
-def _halves(lines: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before and behind the first space of each line.
+def _halves(lines: list[str]) -> list[str]:
+    """What stands before and behind the first space of each line, in turn.
 
     Where each has one space all are cut at once, which takes half of the time, and there are 50,000 at every start.
     """
     parts = " ".join(lines).split(" ")
     if len(parts) == 2 * len(lines) and all(map(contains, lines, repeat(" "))):
-        return parts[::2], parts[1::2]
-    pairs = [line.partition(" ")[::2] for line in lines]
-    return [left for left, _ in pairs], [right for _, right in pairs]
+        return parts
+    return [part for line in lines for part in line.partition(" ")[::2]]
 
 
 def _sentencepiece(fields: _Fields, tokens: list[str], kinds: bytes) -> TokenizerSpec:
@@ -208,7 +209,7 @@ def _check_byte_tokens(fields: _Fields, tokens: list[str], kinds: bytes) -> bool
     return len(found) == 256
 
 
-def _scored_merges(tokens: list[str], kinds: bytes, scores: Sequence[float]) -> list[tuple[str, str]]:
+def _scored_merges(tokens: list[str], kinds: bytes, scores: Sequence[float]) -> PackedTexts:
     """SentencePiece joins the pair whose result scores best; as ranked merges, the best result comes first.
 
     Cost: every way to cut every token in two.
@@ -221,7 +222,7 @@ def _scored_merges(tokens: list[str], kinds: bytes, scores: Sequence[float]) -> 
             if left in mergeable and right in mergeable:
                 ranked.append((-scores[index], index, left, right))
     ranked.sort()
-    return [(left, right) for _, _, left, right in ranked]
+    return pack_merges((left, right) for _, _, left, right in ranked)
 
 
 def _special_ids(

@@ -9,6 +9,7 @@ from typing import Any
 
 from foreword.core.errors import ModelFormatError, shorten
 from foreword.text.gguf_tokenizer import end_ids
+from foreword.text.packed_texts import PackedTexts
 from foreword.text.regex_guard import pattern_fault
 from foreword.text.tokenizer_spec import (
     MAX_MERGES,
@@ -19,6 +20,7 @@ from foreword.text.tokenizer_spec import (
     PrefixRule,
     TokenizerSpec,
     TokenKind,
+    pack_merges,
     with_controls,
 )
 
@@ -181,7 +183,7 @@ class _JsonReader:
             kinds[token_id] = TokenKind.CONTROL if is_special else TokenKind.USER_DEFINED
         return tokens, bytearray(with_controls(tokens, bytes(kinds)))
 
-    def _merges(self, model: Json, ids: Mapping[str, int], kinds: bytearray) -> list[tuple[str, str]]:
+    def _merges(self, model: Json, ids: Mapping[str, int], kinds: bytearray) -> PackedTexts:
         entries = model.get("merges")
         if not isinstance(entries, list) or len(entries) > MAX_MERGES:
             raise self.fault("model.merges", f"expected a list of at most {MAX_MERGES} merges")
@@ -197,7 +199,7 @@ class _JsonReader:
                     raise self.fault(f"model.merges[{index}]", f"token {part[:40]!r} isn't in the vocabulary")
             if left in mergeable and right in mergeable and left + right in mergeable:
                 merges.append((left, right))
-        return merges
+        return pack_merges(merges)
 
     def _strips_leading_space(self) -> bool:
         for step in _walk(self.part("decoder")):

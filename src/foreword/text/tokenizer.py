@@ -4,16 +4,12 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tokenizers
-from tokenizers.models import BPE
-
 from foreword.core.errors import InvalidRequestError, ModelFormatError
+from foreword.text.encoder import Encoder
 from foreword.text.gguf_tokenizer import spec_from_gguf
 from foreword.text.json_tokenizer import spec_from_json
 from foreword.text.packed_texts import framed_digest, pack_texts
@@ -22,7 +18,6 @@ from foreword.text.tokenizer_spec import (
     MAX_ATOM_CHARS,
     MAX_ATOMS_CHARS,
     SPECIAL_KINDS,
-    Json,
     MatchFlags,
     TokenizerSpec,
     TokenKind,
@@ -47,13 +42,9 @@ class Tokenizer:
     """
 
     def __init__(self, spec: TokenizerSpec) -> None:
-        # The library keeps merges in a form of its own; ours are only hashed from here on, and take megabytes.
-        self._spec = replace(spec, merges=[])
-        self._merges = pack_texts(list(chain.from_iterable(spec.merges)))
+        self._spec = spec
         self._special = frozenset(ids_of(spec.kinds, SPECIAL_KINDS))
-        model = _build_model(spec)
-        self._first = _build_pipeline(spec, spec.first, model)
-        self._inner = self._first if spec.inner == spec.first else _build_pipeline(spec, spec.inner, model)
+        self._encoder = Encoder(spec)
         atoms = {spec.tokens[i]: i for i in ids_of(spec.kinds, ATOM_KINDS) if spec.tokens[i]}
         _check_atoms(spec.source, atoms)
         self._atom_ids = atoms
@@ -226,7 +217,7 @@ class Tokenizer:
         return framed_digest(
             ("tokens", pack_texts(spec.tokens)),
             ("kinds", pack_texts([spec.kinds.decode("latin-1")])),
-            ("merges", self._merges),
+            ("merges", spec.merges),
             ("rules", pack_texts([json.dumps(rules, sort_keys=True)])),
         )
 
@@ -262,15 +253,7 @@ class Tokenizer:
             return
         rule = self._spec.prefix_rule
         takes_prefix = rule == "every" or position == 0 or (rule == "after_special" and after_special)
-        try:
-            ids += (self._first if takes_prefix else self._inner).encode(text, add_special_tokens=False).ids
-        except TypeError:  # the library can't take a string that isn't valid Unicode
-            raise InvalidRequestError("text", "text without lone surrogates", text) from None
-        except BaseException as error:
-            if not _is_panic(error):
-                raise
-            detail = "the pre-tokenizer's pattern needs too many steps on this text"
-            raise ModelFormatError(self._spec.source, "pre_tokenizer", detail) from None
+        ids += self._encoder.encode(text, takes_prefix=takes_prefix)
 
     def _find_atoms(self, pattern: re.Pattern[str] | None, text: str, start: int, stop: int) -> Iterable[SpecialMatch]:
         if pattern is None:
@@ -322,50 +305,6 @@ def _check_atoms(source: str, texts: Iterable[str]) -> None:
 def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-
-
-def _build_model(spec: TokenizerSpec) -> BPE:
-    """The library's model: every token that text may become. Of tokens that are written alike, the last one counts."""
-    kinds = spec.kinds
-    absent = set(ids_of(kinds, SPECIAL_KINDS))
-    if TokenKind.USER_DEFINED in kinds:  # found in the text before merging; wanted here only as a step of a merge
-        merged = {part for left, right in spec.merges for part in (left, right, left + right)}
-        absent |= {i for i in ids_of(kinds, (TokenKind.USER_DEFINED,)) if spec.tokens[i] not in merged}
-    vocabulary = {token: i for i, token in enumerate(spec.tokens) if i not in absent}
-    vocabulary.pop("", None)
-    unknown = None
-    if spec.unk_token_id is not None and not spec.byte_level and not spec.byte_fallback:
-        unknown = "<unknown>"  # a name of ours, so that no text can spell it
-        while unknown in vocabulary:
-            unknown += ">"
-        vocabulary[unknown] = spec.unk_token_id
-    try:
-        return BPE(
-            vocab=vocabulary,
-            merges=spec.merges,
-            unk_token=unknown,
-            fuse_unk=spec.fuse_unknown,
-            byte_fallback=spec.byte_fallback,
-            ignore_merges=spec.ignore_merges,
-        )
-    except Exception as error:
-        raise ModelFormatError(spec.source, "merges", str(error)) from None
-
-
-def _build_pipeline(spec: TokenizerSpec, pipeline: Json, model: BPE) -> tokenizers.Tokenizer:
-    empty = {"type": "BPE", "vocab": {}, "merges": []}
-    document: Json = {"version": "1.0", "added_tokens": [], "post_processor": None, "decoder": None, "model": empty}
-    try:
-        built = tokenizers.Tokenizer.from_str(json.dumps(document | pipeline))
-    except Exception as error:
-        raise ModelFormatError(spec.source, "pre_tokenizer", str(error).replace("\n", " ")[:200]) from None
-    built.model = model
-    return built
-
-
-def _is_panic(error: BaseException) -> bool:
-    """A failure inside the library arrives as a `BaseException` of a class that can't be imported."""
-    return type(error).__name__ == "PanicException"
 
 
 def _byte_alphabet() -> dict[str, int]:

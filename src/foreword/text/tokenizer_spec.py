@@ -4,7 +4,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain
 from typing import Any, Literal
+
+from foreword.text.packed_texts import PackedTexts, pack_texts, unpack_texts
 
 MAX_TOKENS = 1 << 21
 MAX_MERGES = 1 << 22
@@ -79,7 +82,7 @@ class TokenizerSpec:
     source: str
     tokens: list[str]
     kinds: bytes
-    merges: list[tuple[str, str]]
+    merges: PackedTexts  # left, right, left, right, …
     byte_level: bool
     first: Json
     inner: Json
@@ -96,6 +99,17 @@ class TokenizerSpec:
     end_token_ids: frozenset[int] = frozenset()
     prefix_ids: tuple[int, ...] = ()  # put before a text when special tokens are asked for
     suffix_ids: tuple[int, ...] = ()
+
+
+def as_pairs(merges: PackedTexts) -> list[tuple[str, str]]:
+    """A spec's merges as `(left, right)`."""
+    parts = unpack_texts(merges)
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def pack_merges(pairs: Iterable[tuple[str, str]]) -> PackedTexts:
+    """Merges as a spec holds them."""
+    return pack_texts(list(chain.from_iterable(pairs)))
 
 
 def ids_of(kinds: bytes, wanted: Iterable[int]) -> list[int]:
