@@ -341,3 +341,22 @@ def test_a_thread_left_by_its_loop_can_still_be_stopped(model: Model, backend: C
 
     assert not engine.is_alive
     assert rig.engine.stats().held_blocks == 0
+
+
+def test_who_waits_is_told_once_there_is_memory_for_telling(rig: Rig) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        loop, num_failures = asyncio.get_running_loop(), iter(range(3))
+        tell = loop.call_soon_threadsafe
+
+        def fail_first(call: Callable[..., object], *args: Any) -> asyncio.Handle:
+            if next(num_failures, None) is not None:
+                raise MemoryError
+            return tell(call, *args)
+
+        loop.call_soon_threadsafe = fail_first  # type: ignore[method-assign, assignment]
+        steps = await read(ask(engine, [1, 2, 3], max_tokens=4))
+
+        assert len(tokens(steps)) == 4
+        assert next(num_failures, None) is None, "it did fail"
+
+    rig.run(scenario)

@@ -35,6 +35,8 @@ ResultT = TypeVar("ResultT")
 logger = logging.getLogger("foreword.engine")
 
 CLOSE_TIMEOUT_S = 10.0
+RETRY_S = 0.01
+"""Until the loop is told again, where no memory was left for telling it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,8 +243,17 @@ class AsyncEngine:
                 self._stats = self._engine.stats()
             self._engine.abort_all()
         except Exception as error:
-            logger.exception("the engine's thread has ended")
-            self._post(self._lose_engine, f"the engine has failed ({type(error).__name__}) and must be restarted")
+            self._end_by(error)
+
+    def _end_by(self, error: Exception) -> None:
+        """Tell everybody, before anything else, and when there is no memory to say it in, later."""
+        while True:
+            try:
+                self._post(self._lose_engine, f"the engine has failed ({type(error).__name__}) and must be restarted")
+                break
+            except MemoryError:
+                time.sleep(RETRY_S)
+        logger.error("the engine's thread has ended", exc_info=error)
 
     def _take_commands(self) -> bool:
         """Run what was asked since the last step; sleep when there is nothing else to do. False at the end."""
@@ -369,8 +380,14 @@ class AsyncEngine:
                 self._fail(stream, QueueTimeoutError(f"not started within {self._queue_timeout_s:g} s"))
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            self._loop.call_soon_threadsafe(call, *args)
+        """Tell the loop: where there is no memory for it now, later, as somebody would wait for ever."""
+        while True:
+            try:
+                with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                    self._loop.call_soon_threadsafe(call, *args)
+                return
+            except MemoryError:
+                time.sleep(RETRY_S)
 
 
 def _set_result(future: "asyncio.Future[ResultT]", result: ResultT) -> None:
