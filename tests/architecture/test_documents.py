@@ -1,17 +1,16 @@
 """Every example in the documents runs, and every file they point to is there."""
 
-import contextlib
+import json
 import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.smollm2 import SMOLLM2, needs_smollm2
@@ -61,18 +60,11 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
     """Port of a server as the documents start it, on one that is free."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number = str(free.getsockname()[1])
-    command = [str(FOREWORD), "serve", "-m", "smollm2", "--port", number, "--quiet"]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    command = [str(FOREWORD), "serve", "-m", "smollm2", "--port", "0", "--json", "--quiet"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         try:
-            for _ in range(600):
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(number)), timeout=1):
-                    break
-                assert server.poll() is None, "the server did not start"
-                time.sleep(0.1)
-            yield number
+            assert server.stdout is not None
+            yield str(urlsplit(json.loads(server.stdout.readline())["url"]).port)
         finally:
             server.terminate()
 
