@@ -1,4 +1,4 @@
-// The products in plain C++, one tile and one row at a time. 4 and 8 bits give the same bits as matmul_int8_avx2.cpp.
+// The products in plain C++, one tile and one row at a time. 4 and 8 bits give the same bits as matmul_int8_kernel.h.
 #include "matmul_scalar.h"
 
 #include <algorithm>

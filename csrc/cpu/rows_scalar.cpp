@@ -1,4 +1,4 @@
-// Norm, SwiGLU and rounding of activation rows in plain C++: the same bits as rows_avx2.cpp.
+// Norm, SwiGLU and rounding of activation rows in plain C++: the same bits as rows_kernel.h.
 #include <algorithm>
 #include <bit>
 #include <cmath>

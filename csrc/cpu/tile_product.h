@@ -1,21 +1,19 @@
-// The walk that every AVX2 product shares: rows in passes, tiles of 16 outputs, runs of k, then the outputs.
-// Everything is in an anonymous namespace, so that copies compiled with other flags are never merged by the linker.
+// The walk that every vector product shares: rows in passes, tiles of 16 outputs, runs of k, then the outputs. `Simd`
+// is one of simd_products_*.h. Everything is in an anonymous namespace, so that copies compiled with other flags are
+// never merged by the linker.
 #pragma once
 
-#include <immintrin.h>
+#include "matmul_kernels.h"
 
-#include "matmul_avx2.h"
-
-namespace foreword::avx2 {
+namespace foreword {
 namespace {
-
-constexpr std::size_t kLanes = 8;
 
 struct RowRange {
   std::size_t first, count;
 };
 
 // out[t, n] from the sums of one tile. y = acc + bias; out = accumulate ? out + y : y.
+template <class Simd>
 void write_outputs(const float* acc, RowRange rows, std::size_t tile, const TileView& weights, const OutputView& view) {
   const std::size_t column = tile * kTileOutputs;
   const std::size_t width = smaller(kTileOutputs, weights.rows - column);
@@ -23,10 +21,10 @@ void write_outputs(const float* acc, RowRange rows, std::size_t tile, const Tile
     for (std::size_t t = 0; t < rows.count; ++t) {
       float* out = view.out + (rows.first + t) * view.stride + column;
       for (std::size_t half = 0; half < 2; ++half) {
-        __m256 y = _mm256_load_ps(acc + t * kTileOutputs + half * kLanes);
-        if (view.bias != nullptr) y = _mm256_add_ps(y, _mm256_loadu_ps(view.bias + column + half * kLanes));
-        if (view.accumulate) y = _mm256_add_ps(_mm256_loadu_ps(out + half * kLanes), y);
-        _mm256_storeu_ps(out + half * kLanes, y);
+        auto y = Simd::load(acc + t * kTileOutputs + half * Simd::kLanes);
+        if (view.bias != nullptr) y = y + Simd::load(view.bias + column + half * Simd::kLanes);
+        if (view.accumulate) y = Simd::load(out + half * Simd::kLanes) + y;
+        Simd::store(out + half * Simd::kLanes, y);
       }
     }
     return;
@@ -42,7 +40,7 @@ void write_outputs(const float* acc, RowRange rows, std::size_t tile, const Tile
 }
 
 // Format::kRun inputs at a time, Format::accumulate adds them to acc [count][16].
-template <class Format>
+template <class Simd, class Format>
 void product(const TileView& weights, std::size_t begin, std::size_t end, const ActivationView& rows,
              const OutputView& out) {
   alignas(64) float acc[kMaxRowsPerPass * kTileOutputs];
@@ -55,10 +53,10 @@ void product(const TileView& weights, std::size_t begin, std::size_t end, const 
       for (std::size_t k = 0; k < rows.cols; k += Format::kRun) {
         Format::accumulate(data, k, smaller(Format::kRun, rows.cols - k), rows, range, acc);
       }
-      write_outputs(acc, range, tile, weights, out);
+      write_outputs<Simd>(acc, range, tile, weights, out);
     }
   }
 }
 
 }  // namespace
-}  // namespace foreword::avx2
+}  // namespace foreword
