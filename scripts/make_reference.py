@@ -42,7 +42,7 @@ MEANINGS: dict[type, dict[str, str]] = {
     EngineOptions: {
         "threads": "Threads of a kernel; `None`: one a physical core this process may use.",
         "backend": "Which kernels run. `reference` is NumPy: slow, and the oracle.",
-        "instruction_set": "`auto`: the best this machine has; or `avx2`, `scalar`. Part of the cache identity.",
+        "instruction_set": "`auto`: the best here; or `avx2`, `neon`, `scalar`. Part of the cache identity.",
         "weight_dtype": "Weights in memory; `auto` keeps the file's where it packs exactly.",
         "kv_cache": "`False`: the naive loop, every step computes every known token again.",
         "kv_dtype": "How K and V are stored, rounded once, when written; `int16`, `int8`: codes with scales.",

@@ -13,6 +13,9 @@ const AttentionKernels& kernels_for([[maybe_unused]] InstructionSet isa) {
 #if FOREWORD_HAVE_AVX2
   if (isa == InstructionSet::kAvx2) return kAttentionAvx2;
 #endif
+#if FOREWORD_HAVE_NEON
+  if (isa == InstructionSet::kNeon) return kAttentionNeon;
+#endif
   return kAttentionScalar;
 }
 

@@ -11,6 +11,9 @@ RopeStore rope_store_for([[maybe_unused]] InstructionSet isa) {
 #if FOREWORD_HAVE_AVX2
   if (isa == InstructionSet::kAvx2) return kRopeStoreAvx2;
 #endif
+#if FOREWORD_HAVE_NEON
+  if (isa == InstructionSet::kNeon) return kRopeStoreNeon;
+#endif
   return kRopeStoreScalar;
 }
 

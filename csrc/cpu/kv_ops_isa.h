@@ -12,5 +12,6 @@ using RopeStore = void (*)(const RopeStoreArgs& args, const KvCacheView& cache, 
 
 extern const RopeStore kRopeStoreScalar;
 extern const RopeStore kRopeStoreAvx2;
+extern const RopeStore kRopeStoreNeon;
 
 }  // namespace foreword

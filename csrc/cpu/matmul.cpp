@@ -7,6 +7,7 @@
 
 #include "matmul_avx2.h"
 #include "matmul_kernels.h"
+#include "matmul_neon.h"
 #include "matmul_stage.h"
 
 namespace foreword {
@@ -14,6 +15,10 @@ namespace foreword {
 #if FOREWORD_HAVE_AVX2
 const MatmulKernels kAvx2Matmul = {avx2::sum_of_squares, avx2::scale_row,    avx2::swiglu,
                                    avx2::quantise,       avx2::product_int8, avx2::product_float};
+#endif
+#if FOREWORD_HAVE_NEON
+const MatmulKernels kNeonMatmul = {neon::sum_of_squares, neon::scale_row,    neon::swiglu,
+                                   neon::quantise,       neon::product_int8, neon::product_float};
 #endif
 
 namespace {
@@ -26,6 +31,9 @@ constexpr std::size_t kStagedGroups = 16;  // groups transformed at a time, on t
 const MatmulKernels& kernels_of([[maybe_unused]] const Context& context) {
 #if FOREWORD_HAVE_AVX2
   if (context.isa == InstructionSet::kAvx2) return kAvx2Matmul;
+#endif
+#if FOREWORD_HAVE_NEON
+  if (context.isa == InstructionSet::kNeon) return kNeonMatmul;
 #endif
   return kScalarMatmul;
 }

@@ -6,8 +6,8 @@
 //   float   blocks of 6 rows; for each k: [m] f32
 //
 // Order of sums. 4 and 8 bits: matrix.h. F32, F16 and BF16: k is cut into runs of 64 counted from 0; a run is one chain
-// of multiply-adds in ascending k from 0 (fused on AVX2; product and sum rounded apart in the scalar kernels); the sums
-// of the runs are added in ascending order from 0.
+// of multiply-adds in ascending k from 0 (fused on AVX2 and NEON; product and sum rounded apart in the scalar kernels);
+// the sums of the runs are added in ascending order from 0.
 #pragma once
 
 #include <cstddef>
@@ -56,6 +56,7 @@ struct MatmulKernels {
 
 extern const MatmulKernels kScalarMatmul;
 extern const MatmulKernels kAvx2Matmul;
+extern const MatmulKernels kNeonMatmul;
 
 namespace {
 

@@ -24,6 +24,9 @@ const LogitPasses& passes_for([[maybe_unused]] InstructionSet isa) {
 #if FOREWORD_HAVE_AVX2
   if (isa == InstructionSet::kAvx2) return kLogitPassesAvx2;
 #endif
+#if FOREWORD_HAVE_NEON
+  if (isa == InstructionSet::kNeon) return kLogitPassesNeon;
+#endif
   return kLogitPassesScalar;
 }
 

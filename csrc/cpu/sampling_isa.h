@@ -23,5 +23,6 @@ inline constexpr std::size_t kGatherSlack = 32;  // ids that one step of gather_
 
 extern const LogitPasses kLogitPassesScalar;
 extern const LogitPasses kLogitPassesAvx2;
+extern const LogitPasses kLogitPassesNeon;
 
 }  // namespace foreword

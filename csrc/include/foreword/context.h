@@ -12,11 +12,12 @@
 
 namespace foreword {
 
-enum class InstructionSet { kScalar, kAvx2 };  // kAvx2 means AVX2 + FMA + F16C
+// kAvx2 means AVX2 + FMA + F16C, kNeon means NEON with the dot products of ARMv8.2.
+enum class InstructionSet { kScalar, kAvx2, kNeon };
 
 // Best instruction set this machine has and this build carries.
 InstructionSet detect_instruction_set();
-std::string_view instruction_set_name(InstructionSet isa);  // "scalar", "avx2"
+std::string_view instruction_set_name(InstructionSet isa);  // "scalar", "avx2", "neon"
 
 // Where packed weights lie: each on its own, or several together where they are small.
 class WeightMemory {

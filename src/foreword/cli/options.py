@@ -145,7 +145,7 @@ class ModelOptions:
         typer.Option(help="prompt_lookup: compute what was said before on a guess.", rich_help_panel=_ENGINE),
     ] = Speculation.off
     backend: Annotated[BackendName, typer.Option(help="Which kernels run.", rich_help_panel=_ENGINE)] = BackendName.cpu
-    instruction_set: Annotated[str, typer.Option(help="auto, avx2 or scalar.", rich_help_panel=_ENGINE)] = "auto"
+    instruction_set: Annotated[str, typer.Option(help="auto, avx2, neon or scalar.", rich_help_panel=_ENGINE)] = "auto"
     debug: Annotated[
         bool, typer.Option("--debug", help="Poison unused K and V, check every invariant.", rich_help_panel=_ENGINE)
     ] = False

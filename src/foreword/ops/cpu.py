@@ -22,7 +22,7 @@ from foreword.ops.raw_tensor import MatrixPart
 class CpuBackend:
     """`Backend` on this machine's cores.
 
-    `instruction_set` is `auto` (the best this machine has), `avx2` or `scalar`.
+    `instruction_set` is `auto` (the best this machine has), `avx2`, `neon` or `scalar`.
 
     Raises:
         ValueError: no such instruction set here, or `num_threads` is not from 1 to 256.

@@ -98,7 +98,7 @@ def _kernels(service: Service) -> Finding:
     if summary.backend == "reference":
         return Finding("kernels", "warn", detail, "--backend cpu is much faster")
     if summary.instruction_set == "scalar":
-        return Finding("kernels", "warn", detail, "--instruction-set auto, or a machine with AVX2")
+        return Finding("kernels", "warn", detail, "--instruction-set auto, or a machine with AVX2 or NEON")
     return Finding("kernels", "ok", detail)
 
 
