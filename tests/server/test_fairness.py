@@ -1,6 +1,7 @@
 """One tenant beside another that asks without end (R-14): it waits for a place, not for the other's queue."""
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from foreword.server.limits import Limits
+from foreword.server.serving import SWITCH_INTERVAL_S
 from foreword.server.tenants import KeyRing, new_key
 from tests.profile import DEEP
 from tests.server.conftest import StartServer
@@ -61,6 +63,17 @@ def test_a_tenants_first_token_comes_before_anothers_queue(
     assert waiting > 20, "bob's queue is there when her first token comes"
     assert steps <= 3 * LONG_ANSWER  # a place becomes free within one; bob's queue would be 30 of them
     live.check_idle()
+
+
+def test_the_loop_is_not_kept_from_the_interpreter_for_long(start_server: StartServer) -> None:
+    """The deep test below shows what it is for: a flood's 200 requests a second take 2,000 turns."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    try:
+        start_server()
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def first_tokens(port: int, key: str) -> list[float]:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +29,9 @@ from foreword.server.watchdog import EXIT_CODE
 KEEP_ALIVE_S = 5
 OTHER_DESCRIPTORS = 256
 """For what is no connection: files of the model, logs, events."""
+SWITCH_INTERVAL_S = 0.0005
+"""After which the engine's thread hands the interpreter to the loop. The loop lets it go at every call of the system, a
+dozen of them a request, and with Python's 5 ms may wait so long each time to get it back."""
 LAST_WORDS_S = 1.0
 """For clients to take the error that ends their answers, after a second signal."""
 
@@ -54,7 +58,12 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if self._keys_file is not None and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
-        await super().serve(sockets)
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            await super().serve(sockets)
+        finally:
+            sys.setswitchinterval(before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close everything; in a hurry too the application is told, which uvicorn then leaves to be cancelled."""
