@@ -241,6 +241,7 @@ def serve(
     with ExitStack() as held:
         with collector_held():
             path, options = find_model(model.model), model.engine_options()
+            from foreword.llm.loading import load
             from foreword.server.listening import bind, check_exposure
             from foreword.server.tenants import KeyRing
 
@@ -250,7 +251,7 @@ def serve(
             options = replace(options, kv_events=events.options(keys))
             listening = held.enter_context(bind(server.host, server.port))
             recorder = held.enter_context(server.recording(options.block_size))
-            loaded = held.enter_context(closing(_load(path, options)))
+            loaded = held.enter_context(closing(load(path, options)))
             from foreword.server.logs import set_up_logging
             from foreword.server.publishing import publish_files
             from foreword.server.service import Service
@@ -270,24 +271,6 @@ def serve(
                 remark(f"published {name}: {num_tokens:,} tokens that every tenant's prompts may begin with")
         set_up_logging()
         run(service, server.host, listening, None if server.api_keys is None else Path(server.api_keys))
-
-
-def _load(path: Path, options: "EngineOptions") -> "LoadedModel":
-    """The model, loaded while the web side is imported: reading and packing weights lets go of the interpreter."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from foreword.llm.loading import load
-
-    with ThreadPoolExecutor(1, thread_name_prefix="foreword-load") as pool:
-        loading = pool.submit(load, path, options)
-        try:
-            import foreword.server.serving  # noqa: F401  # here, to be there when it is wanted
-
-            return loading.result()
-        except BaseException:
-            if loading.exception() is None:  # Ctrl-C: it can't be cut short, and what it opened is closed again
-                loading.result().close()
-            raise
 
 
 def _url(listening: "socket") -> str:
