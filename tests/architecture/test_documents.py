@@ -60,8 +60,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
     """Port of a server as the documents start it, on one that is free."""
-    patient = ["--stuck-after", "240"]  # a machine that stands still is no engine that is stuck
-    command = [str(FOREWORD), "serve", "-m", "smollm2", "--port", "0", "--json", "--quiet", *patient]
+    command = [str(FOREWORD), "serve", "-m", "smollm2", "--port", "0", "--json", "--quiet"]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         try:
             assert server.stdout is not None

@@ -46,10 +46,7 @@ def serving(path: str, *argv: str, descriptors: int | None = None) -> Iterator[S
     limited = [] if descriptors is None else ["sh", "-c", f'ulimit -Sn {descriptors}; exec "$@"', "sh"]
     command = [*limited, sys.executable, "-m", "foreword", "serve", path, *argv, "--served-model-name", "tiny"]
     process = subprocess.Popen(
-        [*command, "--port", "0", "--json", "--stuck-after", "240"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert process.stdout is not None
