@@ -16,7 +16,7 @@ class Worker:
     def __init__(self, folder: Path, *, alone: bool) -> None:
         self.room, self.alone = Room(folder), alone
         self.inside, self.leave = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""What a server imports before its first answer: nine tenths of its start are imports, and each new one is paid by all.
+"""What a server imports before its first answer: four fifths of its start are imports, and each new one is paid by all.
 
 Modules are counted, not seconds, so the result is the same on every machine.
 """

@@ -57,6 +57,7 @@ def test_any_request_for_memory_may_fail(tmp_path: Path, least: int, seed: int) 
     told = run(tmp_path, least, seed, LD_PRELOAD=str(library))
 
     expected, *attempts = told["attempts"]
+    assert all(isinstance(answer, list) for answer in expected)
     errors = ERRORS | (set() if least == LARGE else {"StepFailedError"})
     for answers in attempts:
         for answer, right in zip(answers, expected, strict=True):

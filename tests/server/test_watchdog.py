@@ -26,6 +26,7 @@ import time
 from foreword.runner.model_runner import ModelRunner
 execute = ModelRunner.execute
 def slowly(*args):
+    print("in a step", flush=True)
     for _ in range(100):
         time.sleep(0.01)
     return execute(*args)
@@ -78,12 +79,12 @@ def test_a_process_that_was_halted_in_a_step_is_not_stuck(tiny: str) -> None:
         body = completion_body(max_tokens=1) | {"model": Path(tiny).name}
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(send, port, "POST", "/v1/completions", body)
-            time.sleep(0.5)
+            assert process.stdout.readline() == "in a step\n"
             process.send_signal(signal.SIGSTOP)
-            time.sleep(3)
+            time.sleep(3)  # longer than a step may take
             process.send_signal(signal.SIGCONT)
             healths = [send(port, "GET", "/health").status for _ in range(3)]
-            answer = asked.result()
+            answer = asked.result(60)
 
         assert (answer.status, healths) == (200, [200] * 3)
     finally:

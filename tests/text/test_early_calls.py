@@ -184,6 +184,18 @@ def test_grammars_allow_no_half_of_a_surrogate_pair(escape: str) -> None:
     assert accepts(grammar, text.replace(escape, "\\n\U0001f600"))
 
 
+def test_a_call_that_breaks_is_cut_off_and_ends_the_answer() -> None:
+    """No grammar lets it happen; should it, nothing that was told is taken back, and nothing behind it is told."""
+    broken = '<tool_call>\n{"name": "f", "arguments": {"a": x}}\n</tool_call>'
+    parser = ToolCallParser(HERMES, NAMES, is_held=True)
+
+    events = parser.push(broken + "\n" + answer([ToolCall("get_weather", "{}")], HERMES)) + parser.finish()
+
+    assert gathered(events) == [ToolCall("f", '{"a": ')]
+    assert parser.is_cut
+    assert parser.is_done
+
+
 def test_a_head_without_end_is_not_kept() -> None:
     early = EarlyCalls(NAMES, 0)
 
