@@ -111,7 +111,7 @@ class ModelOptions:
     kv_dtype: Annotated[
         KVDtype,
         typer.Option(
-            help="How K and V are stored; int16: read as integers, which is faster; int8: half of the memory, too.",
+            help="How K and V are stored; int16: integers, faster on long prompts; int8: that and half of the memory.",
             rich_help_panel=_ENGINE,
         ),
     ] = KVDtype.f16

@@ -21,7 +21,8 @@ STORED_AS: dict[PlanDtype, StoredAs] = {
     "f8": StoredAs(1),
 }
 ENGINE_OVERHEAD = 90 << 20
-"""Interpreter, libraries, tokenizer and scratch memory of a foreword process: what tests/llm/test_memory.py allows."""
+"""Interpreter, libraries, tokenizer and scratch memory of a foreword process that reads text: 20 MiB more than
+tests/llm/test_memory.py allows one that reads ids."""
 WEIGHT_BYTES_A_PARAMETER = 2  # f16 or bf16, where no file says otherwise
 
 
