@@ -1,5 +1,5 @@
 // One tile of keys for a band of a unit's rows: few enough that their scores, weights and sums stay in the nearest
-// cache from the first product to the last. Included by attention_unit.h.
+// cache from the first product to the last. Included by attention_blocks.h and attention_codes.h.
 #pragma once
 
 #include "attention_kernel.h"

@@ -64,8 +64,8 @@ FOREWORD_INLINE void for_runs(const TileBlocks<T>& blocks, std::size_t num_keys,
   }
 }
 
-// The tile's values; all of the blocks that hold its keys (dimensions lie apart), and the scales of both: a line or two
-// of each, asked for at once, since a piece is asked for in whole steps.
+// The tile's values; all of the blocks that hold its keys (dimensions lie apart), and the first line of the scales
+// of both (16 of them), asked for at once, since a piece is asked for in whole steps.
 template <class T, class Ahead>
 void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
   for_runs(blocks, num_keys, [&](std::size_t, std::size_t run, auto place) {

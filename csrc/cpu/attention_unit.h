@@ -241,7 +241,8 @@ void attend(const AttentionProblem& problem, const AttentionUnit& unit, std::siz
   }
 }
 
-// The partial results of one token's heads: merge_tile's arithmetic, one row at a time, into the row of tile 0.
+// The partial results of one token's heads: the arithmetic of merge_sums and value_rows, a row at a time, into the row
+// of tile 0.
 template <class Simd>
 void merge_partials(const AttentionProblem& problem, const AttentionToken& token, std::size_t kv_head) {
   const std::size_t last = static_cast<std::size_t>(token.position) / kAttentionTile;

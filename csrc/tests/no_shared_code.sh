@@ -3,7 +3,9 @@
 # objects: an older machine could then run it. Usage: no_shared_code.sh NM OBJECT...
 nm=$1
 shift
-shared=$("$nm" -C "$@" | grep -E ' W ')
+[ $# -gt 0 ] || { echo "no objects"; exit 1; }
+symbols=$("$nm" -C "$@") || exit 1
+shared=$(echo "$symbols" | grep -E ' W ')
 [ -z "$shared" ] && exit 0
 echo "$shared"
 exit 1
