@@ -69,17 +69,6 @@ void bound_paged_attention(Context& context, const Rows<const float>& qkv, const
   paged_attention(context, args, cache);
 }
 
-void bound_copy_blocks(Context& context, const Cache& k_cache, const Cache& v_cache, const Ids& sources,
-                       const Ids& destinations) {
-  const KvCacheView cache = view_of(k_cache, v_cache);
-  require_size("destinations", "as sources,", sources.shape(0), destinations.shape(0));
-  const auto from = checked_ids("sources", sources, cache.num_blocks);
-  const auto to = checked_ids("destinations", destinations, cache.num_blocks);
-  if (from.empty()) return;
-  nb::gil_scoped_release release;
-  copy_blocks(context, cache, from.data(), to.data(), from.size());
-}
-
 auto array(const char* name) {
   return nb::arg(name).noconvert();
 }
@@ -96,6 +85,4 @@ void bind_attention(nb::module_& module) {
   module.def("paged_attention", &bound_paged_attention, nb::arg("context"), array("qkv"), array("block_tables"),
              array("query_start_loc"), array("context_lens"), array("k_cache"), array("v_cache"), nb::arg("scale"),
              array("out"), "Causal attention of each token over its sequence's blocks.");
-  module.def("copy_blocks", &bound_copy_blocks, nb::arg("context"), array("k_cache"), array("v_cache"),
-             array("sources"), array("destinations"), "Copies whole blocks of one layer, in order.");
 }

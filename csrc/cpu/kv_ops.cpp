@@ -1,4 +1,3 @@
-#include <cstring>
 #include <vector>
 
 #include "attention_stage.h"
@@ -28,23 +27,6 @@ void rope_store_stage(const Context& context, const RopeStoreArgs& args, const K
 void rope_store_kv(Context& context, const RopeStoreArgs& args, const KvCacheView& cache) {
   std::vector<float> scratch(context.pool.num_threads() * cache.head_dim);
   context.pool.run([&](std::size_t thread) { rope_store_stage(context, args, cache, scratch.data(), thread); });
-}
-
-void copy_blocks(Context& context, const KvCacheView& cache, const std::int32_t* sources,
-                 const std::int32_t* destinations, std::size_t num_copies) {
-  const std::size_t block_bytes = cache.num_kv_heads * cache.head_bytes();
-  // Each thread takes the same bytes of every block, so a copy sees what an earlier one wrote.
-  context.pool.run([&](std::size_t thread) {
-    const auto [begin, end] = split_evenly(block_bytes, thread, context.pool.num_threads());
-    for (std::size_t i = 0; i < num_copies; ++i) {
-      const std::size_t source = static_cast<std::size_t>(sources[i]) * block_bytes + begin;
-      const std::size_t destination = static_cast<std::size_t>(destinations[i]) * block_bytes + begin;
-      if (source == destination) continue;
-      for (void* part : {cache.k, cache.v}) {
-        std::memcpy(static_cast<char*>(part) + destination, static_cast<char*>(part) + source, end - begin);
-      }
-    }
-  });
 }
 
 }  // namespace foreword

@@ -250,25 +250,6 @@ TEST(kv_ops, a_token_has_the_same_bits_in_any_batch_and_with_any_number_of_threa
   }
 }
 
-TEST(kv_ops, copies_follow_one_another_in_order) {
-  for (const KvDtype dtype : kDtypes) {
-    Context context(3, detect_instruction_set());
-    Call call({2, 2, 6, 5, dtype});
-    const std::size_t block = 2 * call.head_bytes;
-    for (std::size_t i = 0; i < call.k.size(); ++i) {
-      call.k[i] = static_cast<std::uint8_t>(i / block);
-      call.v[i] = static_cast<std::uint8_t>(100 + i / block);
-    }
-    const std::int32_t sources[] = {0, 1, 2, 8}, destinations[] = {1, 2, 3, 8};
-    copy_blocks(context, call.view(), sources, destinations, 4);
-    const std::uint8_t expected[] = {0, 0, 0, 0, 4, 5, 6, 7, 8};
-    for (std::size_t i = 0; i < call.k.size(); ++i) {
-      CHECK(call.k[i] == expected[i / block]);
-      CHECK(call.v[i] == expected[i / block] + 100);
-    }
-  }
-}
-
 TEST(kv_ops, extremes_become_codes_by_their_rules) {
   const float huge = 3e38f, tiny = 1e-38f, infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   struct Case {

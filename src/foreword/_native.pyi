@@ -94,13 +94,6 @@ def paged_attention(
     scale: float,
     out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device="cpu")],
 ) -> None: ...
-def copy_blocks(
-    context: Context,
-    k_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")],
-    v_cache: Annotated[NDArray[Any], dict(shape=(None, None, None, None), order="C", device="cpu")],
-    sources: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    destinations: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-) -> None: ...
 
 class Decoder:
     def __init__(

@@ -93,8 +93,4 @@ struct AttentionArgs {
 inline constexpr std::size_t kAttentionTile = 128;
 void paged_attention(Context& context, const AttentionArgs& args, const KvCacheView& cache);
 
-// Copies whole blocks [sources[i]] -> [destinations[i]] of one layer, in order.
-void copy_blocks(Context& context, const KvCacheView& cache, const std::int32_t* sources,
-                 const std::int32_t* destinations, std::size_t num_copies);
-
 }  // namespace foreword

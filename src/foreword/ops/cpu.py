@@ -16,6 +16,7 @@ from foreword.ops.backend import (
     SamplingBatch,
     TopLogprobs,
 )
+from foreword.ops.kv_layout import copy_blocks
 from foreword.ops.raw_tensor import MatrixPart
 
 
@@ -110,7 +111,7 @@ class CpuBackend:
 
     def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
         """See `Backend.copy_blocks`."""
-        _native.copy_blocks(self._context, k_cache, v_cache, sources, destinations)
+        copy_blocks(k_cache, v_cache, sources, destinations)
 
     def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> "CpuDecoder":
         """See `Backend.decoder`."""

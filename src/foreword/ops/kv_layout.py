@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foreword.core.config import KV_SCALE_BYTES, KVDtype
-from foreword.ops.backend import F32, KVArray
+from foreword.ops.backend import F32, I32, KVArray
 
 NUMPY_DTYPE: dict[KVDtype, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -77,6 +77,16 @@ def key_parts(k_cache: KVArray) -> KVParts:
 def value_parts(v_cache: KVArray) -> KVParts:
     """Where the values of an array lie, and their scales."""
     return _parts(v_cache, is_key=False)
+
+
+def copy_blocks(k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
+    """Copy whole blocks of one layer, in order: a later copy reads what an earlier one wrote.
+
+    A step copies a block or a few, of some kilobytes each: less than waking a thread for it costs.
+    """
+    for source, destination in zip(sources.tolist(), destinations.tolist(), strict=True):
+        k_cache[destination] = k_cache[source]
+        v_cache[destination] = v_cache[source]
 
 
 def _parts(array: KVArray, *, is_key: bool) -> KVParts:

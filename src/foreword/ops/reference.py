@@ -24,7 +24,7 @@ from foreword.ops.backend import (
     SamplingBatch,
     TopLogprobs,
 )
-from foreword.ops.kv_layout import KVParts, key_parts, value_parts
+from foreword.ops.kv_layout import KVParts, copy_blocks, key_parts, value_parts
 from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart
 
 GROUP = 32  # inputs that share one scale, of weights and of rounded activations
@@ -179,9 +179,7 @@ class ReferenceBackend:
 
     def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
         """See `Backend.copy_blocks`."""
-        for source, destination in zip(sources, destinations, strict=True):
-            k_cache[destination] = k_cache[source]
-            v_cache[destination] = v_cache[source]
+        copy_blocks(k_cache, v_cache, sources, destinations)
 
     def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> None:
         """See `Backend.decoder`: there is none, kernel by kernel is what this backend is for."""
