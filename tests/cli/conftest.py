@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -57,11 +58,16 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Path of a tiny random model of 512 positions, with a byte-level tokenizer and a chat template."""
-    folder = tiny_model_files(tmp_path_factory.mktemp("tiny"), vocab_size=256 + len(_SPECIAL))
-    write_tokenizer(folder, _SPECIAL)
+    return tiny_chat_model(tmp_path_factory.mktemp("tiny"))
+
+
+def tiny_chat_model(folder: Path, **changes: Any) -> str:
+    """Write what `tiny` gives below `folder`; `changes` are those of `tiny_config`."""
+    path = tiny_model_files(folder, vocab_size=256 + len(_SPECIAL), **changes)
+    write_tokenizer(path, _SPECIAL)
     config = {"eos_token": _SPECIAL[1], "chat_template": _TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return str(folder)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(path)
 
 
 @pytest.fixture(scope="session")

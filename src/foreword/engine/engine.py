@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import cast
 
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.errors import InvalidRequestError, InvariantError
@@ -284,7 +285,7 @@ class Engine:
         params: SamplingParams,
         eos_token_ids: frozenset[TokenId],
     ) -> Request:
-        prompt = tuple(TokenId(t) for t in prompt_token_ids)
+        prompt = cast(tuple[TokenId, ...], tuple(prompt_token_ids))
         self._check_vocabulary(prompt, params)
         seed = self._draw_seed() if params.seed is None else params.seed
         first_id = self._next_sequence_id

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from foreword.core.errors import InvalidRequestError
+from foreword.core.types import are_token_ids
 from foreword.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, object]
@@ -41,6 +42,8 @@ def prompt_token_ids(prompt: object, tokenizer: Tokenizer) -> tuple[str | None, 
 def _checked_ids(ids: object, vocab_size: int) -> list[int]:
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise InvalidRequestError("prompt_token_ids", "a list of token ids", ids)
+    if are_token_ids(ids, vocab_size):
+        return list(ids)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise InvalidRequestError("prompt_token_ids", f"integers from 0 to {vocab_size - 1}", token)

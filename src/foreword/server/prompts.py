@@ -114,7 +114,8 @@ class PromptEncoder:
         Raises:
             ApiError, InvalidRequestError: malformed, or longer than the context.
         """
-        self.check_size(prompt, param)
+        if isinstance(prompt, str):
+            self.check_size(prompt, param)
         given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
         try:
             text, ids = prompt_token_ids(given, self._tokenizer)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foreword.core.errors import InvalidRequestError, ModelFormatError
+from foreword.core.types import are_token_ids
 from foreword.text.encoder import Encoder
 from foreword.text.gguf_tokenizer import spec_from_gguf
 from foreword.text.json_tokenizer import spec_from_json
@@ -43,12 +44,13 @@ class Tokenizer:
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._spec = spec
-        self._special = frozenset(ids_of(spec.kinds, SPECIAL_KINDS))
+        self.special_token_ids = frozenset(ids_of(spec.kinds, SPECIAL_KINDS))
+        """Control, unknown and unused tokens."""
         self._encoder = Encoder(spec)
         atoms = {spec.tokens[i]: i for i in ids_of(spec.kinds, ATOM_KINDS) if spec.tokens[i]}
         _check_atoms(spec.source, atoms)
         self._atom_ids = atoms
-        self._user_pattern = _alternatives(text for text, i in atoms.items() if i not in self._special)
+        self._user_pattern = _alternatives(text for text, i in atoms.items() if i not in self.special_token_ids)
         self._atom_pattern = _alternatives(atoms)
         self._bytes: list[bytes | None] = [None] * len(spec.tokens)
 
@@ -111,7 +113,7 @@ class Tokenizer:
     @property
     def special_tokens(self) -> Mapping[str, int]:
         """Text -> id of the tokens that only a template or `parse_special` may write."""
-        return {text: i for text, i in self._atom_ids.items() if i in self._special}
+        return {text: i for text, i in self._atom_ids.items() if i in self.special_token_ids}
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -130,7 +132,7 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """True for control, unknown and unused tokens."""
-        return self._check_id(token_id) in self._special
+        return self._check_id(token_id) in self.special_token_ids
 
     def token_text(self, token_id: int) -> str:
         """A token as the vocabulary writes it."""
@@ -147,6 +149,18 @@ class Tokenizer:
         if found is None:
             found = self._bytes[token_id] = self._spell(token_id)
         return found
+
+    def spell(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes that tokens stand for, special ones included.
+
+        Raises:
+            InvalidRequestError: an id is not an integer or not in the vocabulary.
+        """
+        self._check_ids(token_ids)
+        try:
+            return b"".join([self._bytes[token_id] for token_id in token_ids])  # type: ignore[misc]
+        except TypeError:  # None: one that was not met before
+            return b"".join([self.token_bytes(token_id) for token_id in token_ids])
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
@@ -168,7 +182,9 @@ class Tokenizer:
     def find_special(self, text: str) -> list[SpecialMatch]:
         """Where special tokens are written out in a text; at any place the longest counts."""
         return [
-            match for match in self._find_atoms(self._atom_pattern, text, 0, len(text)) if match[2] in self._special
+            match
+            for match in self._find_atoms(self._atom_pattern, text, 0, len(text))
+            if match[2] in self.special_token_ids
         ]
 
     def encode_around(self, text: str, cuts: Sequence[SpecialMatch], *, start: int = 0) -> list[int]:
@@ -191,7 +207,9 @@ class Tokenizer:
         Raises:
             InvalidRequestError: an id is not an integer or not in the vocabulary.
         """
-        data = b"".join([self.token_bytes(i) for i in token_ids if not (skip_special_tokens and self.is_special(i))])
+        self._check_ids(token_ids)
+        special = self.special_token_ids
+        data = self.spell([i for i in token_ids if i not in special] if skip_special_tokens else token_ids)
         if self._spec.strip_leading_space and data.startswith(b" "):
             data = data[1:]
         return data.decode("utf-8", errors="replace")
@@ -225,6 +243,11 @@ class Tokenizer:
         if type(token_id) is not int or not 0 <= token_id < len(self._spec.tokens):
             raise InvalidRequestError("token_id", f"an integer from 0 to {len(self._spec.tokens) - 1}", token_id)
         return token_id
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if not are_token_ids(token_ids, len(self._spec.tokens)):
+            for token_id in token_ids:
+                self._check_id(token_id)
 
     def _spell(self, token_id: int) -> bytes:
         token, kind = self._spec.tokens[token_id], self._spec.kinds[token_id]

@@ -74,18 +74,17 @@ class TurnMemory:
         digest = hashlib.sha256(len(namespace).to_bytes(8, "little") + namespace)
         ends = []
         start = 0
-        for position, token in enumerate(ids):
-            if self._tokenizer.is_special(token):
-                if position > start:
-                    ends.append((position, self._close_run(digest, ids[start:position])))
-                digest.update(b"S" + token.to_bytes(4, "little"))
-                start = position + 1
+        special = self._tokenizer.special_token_ids
+        for position in [position for position, token in enumerate(ids) if token in special]:
+            if position > start:
+                ends.append((position, self._close_run(digest, ids[start:position])))
+            digest.update(b"S" + ids[position].to_bytes(4, "little"))
+            start = position + 1
         if start < len(ids):
             ends.append((len(ids), self._close_run(digest, ids[start:])))
         return ends
 
     def _close_run(self, digest: "_Hash", run: Sequence[int]) -> bytes:
-        raw = b"".join([self._tokenizer.token_bytes(token) for token in run])
-        text = raw.decode("utf-8", "replace").encode()
+        text = self._tokenizer.spell(run).decode("utf-8", "replace").encode()
         digest.update(b"T" + len(text).to_bytes(8, "little") + text)
         return digest.digest()

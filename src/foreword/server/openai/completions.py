@@ -107,8 +107,9 @@ class CompletionPlan:
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
-    if prompt and all(isinstance(part, int) for part in prompt):
-        return [[part for part in prompt if isinstance(part, int)]]
+    tokens = [part for part in prompt if isinstance(part, int)]
+    if tokens and len(tokens) == len(prompt):
+        return [tokens]
     if not 0 < len(prompt) <= MAX_PROMPTS:
         raise ApiError(400, f"prompt: expected 1 to {MAX_PROMPTS} prompts", "prompt")
     texts = [part for part in prompt if isinstance(part, str)]
