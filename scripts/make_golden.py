@@ -15,12 +15,13 @@ double.
 import argparse
 import itertools
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from tests.factories import hf_config, tiny_config, tiny_weights
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

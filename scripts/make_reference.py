@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes docs/reference/*.md from the code: commands from their signatures, settings from their dataclasses.
+"""Makes docs/reference/*.md from the code: commands from their signatures, settings from their records.
 
     python scripts/make_reference.py           # write
     python scripts/make_reference.py --check   # exit 1, naming the pages that are not fresh
@@ -12,11 +12,12 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from msgspec import NODEFAULT
+from msgspec.structs import FieldInfo, fields
 from typer.models import ArgumentInfo, OptionInfo
 
 from foreword.cli.main import make_app
@@ -140,7 +141,7 @@ def cli_page() -> str:
 
 
 def config_page() -> str:
-    """One table a dataclass of settings."""
+    """One table a record of settings."""
     parts = [MARK, "# Settings\n"]
     parts.append("`LLM(model, **options)` takes every field of `EngineOptions`. All values are checked when given.\n")
     for settings, meanings in MEANINGS.items():
@@ -231,10 +232,10 @@ def _type(hint: Any) -> str:
     return f"`{str(hint).replace('collections.abc.', '')}`"
 
 
-def _default(field: "Field[Any]") -> str:
-    if field.default_factory is not MISSING:
+def _default(field: FieldInfo) -> str:
+    if field.default_factory is not NODEFAULT:
         return f"`{field.default_factory()!r}`"
-    return "required" if field.default is MISSING else f"`{field.default!r}`"
+    return "required" if field.default is NODEFAULT else f"`{field.default!r}`"
 
 
 def _cell(text: str) -> str:

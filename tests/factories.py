@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
+from msgspec.structs import asdict, replace
 from numpy.typing import NDArray
 
 from foreword.core.config import ModelConfig, RopeScaling

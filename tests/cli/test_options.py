@@ -1,9 +1,9 @@
 import inspect
-from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
 import typer
+from msgspec import Struct
 
 from foreword.cli.options import ModelOptions, SamplingOptions, grouped, parse_bytes
 from foreword.core.errors import InvalidRequestError
@@ -31,8 +31,7 @@ def test_what_is_no_size_is_refused_by_name(text: str) -> None:
         parse_bytes("kv_memory", text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
+class _Group(Struct, frozen=True, kw_only=True):
     size: Annotated[int, typer.Option(help="How large.")] = 3
 
 

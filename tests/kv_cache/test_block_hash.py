@@ -1,10 +1,10 @@
 """One identity: no two different settings, tokens or places give the same bytes."""
 
-import dataclasses
 import random
 import sys
 
 import pytest
+from msgspec.structs import fields, replace
 
 from foreword.core.types import TokenId
 from foreword.kv_cache.block_hash import CacheIdentity, block_hash, extend_hashes, namespace_hash
@@ -23,11 +23,11 @@ def path_of(tokens: list[int], namespace: bytes = b"n") -> TokenPath:
 
 def test_every_field_changes_the_root_and_absent_differs_from_empty() -> None:
     variants = [IDENTITY]
-    for field in dataclasses.fields(CacheIdentity):
+    for field in fields(CacheIdentity):
         value: object = 32 if field.name == "block_size" else "x" if field.type is str else b"x"
-        variants.append(dataclasses.replace(IDENTITY, **{field.name: value}))  # type: ignore[arg-type]
+        variants.append(replace(IDENTITY, **{field.name: value}))
     for name in ("adapter", "tenant", "salt"):
-        variants.append(dataclasses.replace(IDENTITY, **{name: b""}))  # type: ignore[arg-type]
+        variants.append(replace(IDENTITY, **{name: b""}))
 
     roots = [identity.root() for identity in variants]
 
@@ -36,9 +36,9 @@ def test_every_field_changes_the_root_and_absent_differs_from_empty() -> None:
 
 
 def test_a_salt_that_spells_an_adapter_is_another_domain() -> None:
-    adapter = dataclasses.replace(IDENTITY, adapter=b"X")
-    salt = dataclasses.replace(IDENTITY, salt=b"X")
-    tenant = dataclasses.replace(IDENTITY, tenant=b"X")
+    adapter = replace(IDENTITY, adapter=b"X")
+    salt = replace(IDENTITY, salt=b"X")
+    tenant = replace(IDENTITY, tenant=b"X")
 
     assert len({adapter.root(), salt.root(), tenant.root()}) == 3
 

@@ -1,9 +1,9 @@
 """The identity that block hashes leave the process with: everything K and V depend on, and nothing else."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.factories import tiny_model_files
 from tests.text.tiny import byte_level_tokenizer, sentencepiece_tokenizer
 

@@ -3,10 +3,11 @@
 import fcntl
 import hashlib
 import zipfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from foreword.core.errors import InvalidRequestError
 from foreword.models.catalogue import CATALOGUE, CatalogueEntry

@@ -1,9 +1,9 @@
 """The name clients know a build of answers by changes with whatever may change them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from foreword.llm.loading import EngineOptions, load
 from foreword.server.fingerprint import fingerprint

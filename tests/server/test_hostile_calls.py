@@ -7,13 +7,13 @@ is replaced by a script.
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from anthropic.types import Message
+from msgspec.structs import replace
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
 from tokenizers import pre_tokenizers

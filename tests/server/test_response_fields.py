@@ -3,11 +3,11 @@
 import itertools
 import typing
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from foreword.server.response_cache import Directives, ResponseCache
 from foreword.server.response_fields import NOT_SEMANTIC, SEMANTIC, BodyQuestion, body_digest

@@ -2,8 +2,9 @@
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import asdict, replace
 
 from foreword.bench.corpus import Corpus
 from foreword.bench.timing import StreamClock
@@ -44,8 +45,8 @@ class Bench:
 
     def open(self, **changes: object) -> LLM:
         """Another instance, with some options changed; its kernels have run once, so that no page is touched first."""
-        options = replace(self.options, **changes)  # type: ignore[arg-type]  # names of its own fields
-        llm = LLM(self.path, **{name: getattr(options, name) for name in options.__dataclass_fields__})
+        options = replace(self.options, **changes)
+        llm = LLM(self.path, **asdict(options))
         llm.generate({"prompt_token_ids": self._corpus_of(llm).take(32)}, fixed_length(8))
         return llm
 

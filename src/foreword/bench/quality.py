@@ -8,11 +8,11 @@ each token seeing all before it; the next-token distributions of every position 
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from foreword.bench.bench import Bench

@@ -1,14 +1,15 @@
 """What a row reports."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 Metrics = Mapping[str, object]
 """Measured values by name; a name ends in its unit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """One row: what was measured, on which model, with how many threads."""
 
     row: str

@@ -10,7 +10,8 @@ Both are counted in the same run.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.bench.length_mix import Lengths, evenly_sampled, scaled, truncated
 from foreword.bench.result import Metrics
@@ -29,8 +30,7 @@ _AT_ONCE = 16
 _TOKEN = TokenId(7)
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSteps:
+class SlotSteps(Struct, frozen=True):
     """Slots summed over sequences and steps."""
 
     used: int

@@ -1,10 +1,11 @@
 """`foreword generate --beam-width`: the likeliest answers instead of a drawn one, best first."""
 
 import time
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from foreword.cli.console import human_s, remark, write_json, write_text
 from foreword.cli.interrupt import Interrupted, interruptible
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 _PANEL = "Beam search"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeamOptions:
+class BeamOptions(Struct, frozen=True, kw_only=True):
     """Beam search: the fields of `BeamSearchParams`. Nothing is drawn, and nothing streamed."""
 
     beam_width: Annotated[

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from foreword.cli.console import err_console, remark, write_json
 from foreword.cli.load_options import LoadOptions, as_arguments
@@ -41,8 +41,7 @@ class RowName(StrEnum):
     web = "web"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class BenchOptions(Struct, frozen=True, kw_only=True):
     """How rows are measured and shown."""
 
     repeats: Annotated[int, typer.Option("--repeats", "-r", help="Repetitions of each timed row.")] = 3

@@ -1,10 +1,11 @@
 """`foreword chat`: a conversation that keeps its history, and says what of it was read from the cache."""
 
 import sys
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from foreword.cli.chat_commands import run_command
 from foreword.cli.chat_input import MessageReader
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from foreword.llm import LLM, RequestOutput
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatSamplingOptions(SamplingOptions):
+class ChatSamplingOptions(SamplingOptions, frozen=True, kw_only=True):
     """As for one answer, a little livelier."""
 
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512
@@ -30,8 +30,7 @@ class ChatSamplingOptions(SamplingOptions):
     top_p: Annotated[float, typer.Option(rich_help_panel="Sampling")] = 0.9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
+class ChatOptions(Struct, frozen=True, kw_only=True):
     """How the conversation starts and what is shown of it."""
 
     system: Annotated[str | None, typer.Option("--system", "-s", help="System message.")] = None
@@ -87,8 +86,7 @@ def _one_message(text: str, conversation: "Conversation", shown: ChatOptions) ->
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """One answer."""
 
     text: str

@@ -3,9 +3,10 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from foreword.cli.text_input import read_text
 from foreword.core.errors import ForewordError, shorten

@@ -1,10 +1,10 @@
 """`foreword demo`: the claims of the foundations, each beside what this machine just measured."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from foreword.cli.console import human_s, one_line, out_console, write_json, write_text
 from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from foreword.llm import TextDelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoShown:
+class DemoShown(Struct, frozen=True, kw_only=True):
     """What comes out."""
 
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures, which needs nothing else.")] = None

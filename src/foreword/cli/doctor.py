@@ -3,10 +3,11 @@
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from foreword.cli.asking import KeyOption, UrlOption, as_list, ask
 from foreword.cli.console import err_console, human_bytes, one_line, out_console, write_json
@@ -25,8 +26,7 @@ _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fix": "bold red"
 _PROBE = (5, 11, 3)  # token ids every vocabulary has
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
+class DoctorOptions(Struct, frozen=True, kw_only=True):
     """What is examined, and how the report is shown."""
 
     url: UrlOption = None

@@ -1,10 +1,11 @@
 """`foreword generate`: one prompt, one answer, streamed."""
 
 import sys
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from foreword.cli.beams import BeamOptions, show_beams
 from foreword.cli.console import human_rate, human_s, remark, write_json, write_text
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from foreword.llm.run import Progress
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptOptions:
+class PromptOptions(Struct, frozen=True, kw_only=True):
     """Where the prompt comes from and how it is put to the model."""
 
     file: Annotated[str | None, typer.Option("--file", "-f", help="Read the prompt from a file; - is stdin.")] = None
@@ -44,8 +44,7 @@ class PromptOptions:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputOptions:
+class OutputOptions(Struct, frozen=True, kw_only=True):
     """What comes out."""
 
     json: JsonFlag = False

@@ -2,12 +2,12 @@
 
 import json
 from array import array
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from foreword.cli.console import human_s, one_line, out_console, remark, write_json
 from foreword.cli.options import JsonFlag, QuietFlag, grouped
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 EXIT_BELOW = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(Struct, frozen=True, kw_only=True):
     """How the log is judged."""
 
     model: Annotated[
@@ -44,8 +43,7 @@ class Judged:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintShown:
+class LintShown(Struct, frozen=True, kw_only=True):
     """What comes out."""
 
     show_text: Annotated[bool, typer.Option("--show-text", help="Show what differs: text of prompts.")] = False

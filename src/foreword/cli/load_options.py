@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
+from msgspec.structs import fields
 
 from foreword.cli.asking import KeyOption, UrlOption
 from foreword.cli.options import ModelOptions
@@ -22,8 +23,7 @@ _LOAD = "Load on a server"
 _SHORTEST_S = 0.001
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
+class LoadOptions(Struct, frozen=True, kw_only=True):
     """What is sent to which server, and how fast."""
 
     url: UrlOption = None
@@ -119,8 +119,7 @@ class LoadOptions:
             yield Endpoint.of(url)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentTo:
+class SentTo(Struct, frozen=True, kw_only=True):
     """A server that a trace is sent to."""
 
     url: UrlOption = None

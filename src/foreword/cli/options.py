@@ -1,15 +1,16 @@
-"""Options that commands share, as dataclasses, and `grouped`, which lets a command take one whole."""
+"""Options that commands share, as records, and `grouped`, which lets a command take one whole."""
 
 import functools
 import inspect
 import math
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import FieldInfo, fields
 
 from foreword.cli.environment import DEFAULT_MODEL
 from foreword.cli.text_input import parse_json, read_text
@@ -93,8 +94,7 @@ class BackendName(StrEnum):
     reference = "reference"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Struct, frozen=True, kw_only=True):
     """Which model, and how it is run."""
 
     model: Annotated[
@@ -178,8 +178,7 @@ class ModelOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(Struct, frozen=True, kw_only=True):
     """How tokens are chosen: the fields of `SamplingParams`."""
 
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256
@@ -273,12 +272,12 @@ def _read_schema(file: str) -> str:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take dataclasses of options: Typer sees one option a field.
+    """Let a command take records of options: Typer sees one option a field.
 
     Fifteen engine options belong to four commands; writing them into each signature would be the same list four times.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if is_dataclass(p.annotation)}
+    groups: dict[str, Any] = {p.name: p.annotation for p in signature.parameters.values() if _is_record(p.annotation)}
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         group = groups.get(parameter.name)
@@ -288,7 +287,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            values[name] = group(**{field: values.pop(field) for field in group.__struct_fields__})
         command(**values)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -310,17 +309,18 @@ def parse_bytes(name: str, text: str) -> int:
 
 
 def _parameters_of(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
     return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=hints[field.name]
-        )
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.type)
         for field in fields(group)
     ]
 
 
-def _default(field: "Field[Any]") -> object:
-    return inspect.Parameter.empty if field.default is MISSING else field.default
+def _is_record(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _default(field: FieldInfo) -> object:
+    return inspect.Parameter.empty if field.default is NODEFAULT else field.default
 
 
 def _parse_bias(entries: list[str]) -> dict[int, float]:

@@ -1,11 +1,11 @@
 """`foreword plan`: how much memory K and V take, how many users, what fits."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from foreword.cli.console import human_bytes, out_console, write_json
 from foreword.cli.options import JsonFlag, grouped, parse_bytes
@@ -32,8 +32,7 @@ class PlanDtype(StrEnum):
     f8 = "f8"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """A model described by four numbers."""
 
     layers: Annotated[int | None, typer.Option(help="Layers.", rich_help_panel=_SHAPE)] = None
@@ -44,8 +43,7 @@ class Shape:
     head_dim: Annotated[int | None, typer.Option(help="Width of a head.", rich_help_panel=_SHAPE)] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """What is planned for."""
 
     memory: Annotated[
@@ -67,8 +65,7 @@ class Wanted:
     weights: Annotated[str | None, typer.Option(help="Size of the weights. Default: the files', or estimated.")] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanShown:
+class PlanShown(Struct, frozen=True, kw_only=True):
     """What comes out."""
 
     plot: Annotated[Path | None, typer.Option(help="Picture of memory against context: .svg, .png, .pdf.")] = None

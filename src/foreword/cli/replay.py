@@ -1,12 +1,12 @@
 """`foreword replay`: what a recorded trace would find in the prefix cache, for any policy, capacity and block size."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from foreword.cli.console import human_bytes, out_console, write_json
 from foreword.cli.load_options import SentTo
@@ -41,8 +41,7 @@ class Index(StrEnum):
     hash = "hash"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Compared(Struct, frozen=True, kw_only=True):
     """Which caches the trace is run through."""
 
     policy: Annotated[list[Policy] | None, typer.Option(help="May be repeated. Default: slru, the engine's.")] = None
@@ -58,8 +57,7 @@ class Compared:
     optimum: Annotated[bool, typer.Option(help="The clairvoyant optimum for each capacity.")] = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class Read(Struct, frozen=True, kw_only=True):
     """How the trace is read."""
 
     max_requests: Annotated[int | None, typer.Option(help="Stop after so many.")] = None
@@ -70,8 +68,7 @@ class Read:
     ] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(Struct, frozen=True, kw_only=True):
     """What comes out."""
 
     plot: Annotated[Path | None, typer.Option(help="Picture of hit rate against memory: .svg, .png, .pdf.")] = None

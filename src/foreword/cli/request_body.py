@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.cli.text_input import parse_json
 from foreword.core.errors import ForewordError, InvalidRequestError
@@ -10,8 +11,7 @@ from foreword.core.errors import ForewordError, InvalidRequestError
 _BODY = re.compile(r'\s*\{\s*(?:["}]|$)')  # what begins like a request is none but a request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedPrompt:
+class AskedPrompt(Struct, frozen=True, kw_only=True):
     """Exactly one of `messages` and `prompt`."""
 
     model: str | None = None

@@ -1,9 +1,9 @@
 """`foreword rerank`: which passages of a file answer a query best."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from msgspec import Struct
 
 from foreword.cli.console import err_console, remark, write_json, write_text
 from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped
@@ -12,8 +12,7 @@ from foreword.cli.text_input import read_text
 from foreword.core.errors import ForewordError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankOptions:
+class RerankOptions(Struct, frozen=True, kw_only=True):
     """How passages are judged and shown."""
 
     top_n: Annotated[int | None, typer.Option(help="Show so many. Default: all.")] = None

@@ -1,12 +1,13 @@
 """`foreword serve`: the model behind OpenAI's and Anthropic's HTTP dialects."""
 
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from foreword.cli.console import human_bytes, remark, write_json, write_text
 from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped, parse_bytes
@@ -41,8 +42,7 @@ class EventForm(StrEnum):
     array = "array"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
+class ServerOptions(Struct, frozen=True, kw_only=True):
     """Where it listens, who may ask, and how much may wait."""
 
     host: Annotated[str, typer.Option(help="Address to listen on. Others than the loopback's need --api-keys.")] = (
@@ -176,8 +176,7 @@ class ServerOptions:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventFlags:
+class EventFlags(Struct, frozen=True, kw_only=True):
     """Whether and how it is told what becomes findable and what ceases to be."""
 
     kv_events: Annotated[

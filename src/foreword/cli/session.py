@@ -6,6 +6,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from foreword.cli.console import err_console, human_bytes, human_s, remark
 from foreword.cli.environment import models_folder
 from foreword.cli.options import ModelOptions
@@ -77,7 +79,7 @@ def open_model(model: ModelOptions, *, quiet: bool) -> "LLM":
 
 def as_keywords(options: "EngineOptions") -> dict[str, object]:
     """Engine options as keywords of `LLM`."""
-    return {name: getattr(options, name) for name in options.__dataclass_fields__}
+    return asdict(options)
 
 
 def summary_lines(summary: "LoadSummary", options: "EngineOptions") -> list[str]:

@@ -3,11 +3,12 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from foreword.cli.asking import KeyOption, UrlOption, as_list, ask
 from foreword.cli.console import human_s, one_line, out_console, write_json
@@ -35,8 +36,7 @@ MEANINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """Who is asked."""
 
     url: UrlOption = None
@@ -53,8 +53,7 @@ class Asked:
     json: JsonFlag = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
+class Miss(Struct, frozen=True, kw_only=True):
     """What is told of one request. `line` is its place in a log."""
 
     prompt_tokens: int

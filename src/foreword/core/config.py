@@ -1,8 +1,9 @@
 """Frozen settings, validated on creation."""
 
 import math
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.types import ceil_div
@@ -25,8 +26,7 @@ def kv_head_bytes(kv_dtype: KVDtype, head_dim: int) -> int:
     return KV_DTYPE_BYTES[kv_dtype] * head_dim + KV_SCALE_BYTES[kv_dtype]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
+class RopeScaling(Struct, frozen=True, kw_only=True):
     """How rotary frequencies are stretched. Names follow Hugging Face's `rope_scaling`."""
 
     kind: Literal["none", "linear", "llama3", "yarn"] = "none"
@@ -42,8 +42,7 @@ class RopeScaling:
     truncate: bool = True  # YaRN: round the correction range to whole dimensions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Struct, frozen=True, kw_only=True):
     """Sizes and constants of a decoder-only transformer."""
 
     architecture: str  # "llama", "mistral", "qwen2", "qwen3"
@@ -94,8 +93,7 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * kv_head_bytes(kv_dtype, self.head_dim)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig:
+class CacheConfig(Struct, frozen=True, kw_only=True):
     """The KV pool: how many blocks of how many tokens, and how prefixes are found again."""
 
     num_blocks: int
@@ -131,8 +129,7 @@ class CacheConfig:
         return ceil_div(num_tokens, self.block_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
+class SchedulerConfig(Struct, frozen=True, kw_only=True):
     """Limits of a step."""
 
     max_num_seqs: int = 16

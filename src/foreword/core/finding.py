@@ -1,13 +1,13 @@
 """One line of a check-up."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Status = Literal["ok", "warn", "fix"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """`ok`, `warn` (it runs, but …) or `fix` (it does not); `cure` says what to do where there is something to do."""
 
     check: str

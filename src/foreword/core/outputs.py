@@ -4,7 +4,8 @@ The scheduler writes `SchedulerOutput`; the runner reads it; neither imports the
 """
 
 from array import array
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.errors import ForewordError
 from foreword.core.probe import Reading
@@ -13,16 +14,14 @@ from foreword.core.sequence import FinishReason, Usage
 from foreword.core.types import BlockId, RequestId, SequenceId, TokenId
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
+class BlockCopy(Struct, frozen=True):
     """Copy a whole block's K and V, over all layers, before the step's forward pass (copy-on-write as data)."""
 
     source: BlockId
     destination: BlockId
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(Struct, frozen=True):
     """Compute tokens `[start, start + len(token_ids))` of one sequence.
 
     `block_table` is the sequence's own `array('i')`, read but never changed or kept by the reader; it covers at
@@ -41,8 +40,7 @@ class ScheduledSequence:
     num_drafts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(Struct, frozen=True):
     """Everything the runner needs for one step; order of `sequences` is the order of rows in the batch."""
 
     step: int
@@ -57,8 +55,7 @@ class SchedulerOutput:
         return sum(len(s.token_ids) for s in self.sequences)
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(Struct, frozen=True):
     """Log-probability (natural logarithm, before temperature and filters) and 1-based rank of one token."""
 
     logprob: float
@@ -69,16 +66,14 @@ TokenLogprobs = dict[int, Logprob]
 """Token id -> logprob: the chosen token first, then the asked number of most likely ones, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(Struct, frozen=True):
     """One drawn token and, where asked for, its logprobs."""
 
     token_id: TokenId
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequenceStep(Struct, frozen=True):
     """What a step added to one sequence."""
 
     request_id: RequestId
@@ -92,16 +87,14 @@ class SequenceStep:
     reading: Reading | None = None  # once, where the request has a probe
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailure:
+class RequestFailure(Struct, frozen=True):
     """A request that is over without an answer, while the others of its step go on."""
 
     request_id: RequestId
     error: ForewordError
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """What a step did, for whoever called `Engine.step`."""
 
     step: int
@@ -110,8 +103,7 @@ class StepResult:
     failures: tuple[RequestFailure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
+class SamplingRow(Struct, frozen=True):
     """What the sampler needs to know of one row of logits, beside the logits.
 
     `token_ids` is the sequence's own list (prompt, then output), read but never changed or kept by the reader.

@@ -1,15 +1,15 @@
 """What can be asked of the place where a prompt ends, when no token is to be drawn there."""
 
 from array import array
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 
 MAX_PROBED_TOKENS = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(Struct, frozen=True, kw_only=True):
     """What to read behind a prompt's last token: how likely given tokens come next, or the hidden state there.
 
     Raises:
@@ -26,8 +26,7 @@ class Probe:
             raise InvalidRequestError("probe", f"at most {MAX_PROBED_TOKENS} different token ids", self.token_ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """What a probe found.
 
     `logprobs` are natural logarithms, in the order of `Probe.token_ids`. `hidden_state` is the last layer's output

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.structured_output import StructuredOutput
@@ -19,8 +21,7 @@ MAX_STOP_LENGTH = 1024
 SEED_BITS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Struct, frozen=True, kw_only=True):
     """How to choose tokens. Names and meanings follow vLLM's offline API where both have the field.
 
     `temperature=0` is greedy. A temperature below `1e-4` is treated as 0, since dividing by it overflows.
@@ -89,8 +90,8 @@ class SamplingParams:
             raise InvalidRequestError("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} token ids", ids)
         for token in ids:
             _integer("stop_token_ids", token, 0, 2**31 - 1)
-        object.__setattr__(self, "stop", tuple(stop))
-        object.__setattr__(self, "stop_token_ids", tuple(ids))
+        force_setattr(self, "stop", tuple(stop))
+        force_setattr(self, "stop_token_ids", tuple(ids))
 
     def _check_bias(self) -> None:
         bias = self.logit_bias
@@ -99,7 +100,7 @@ class SamplingParams:
         for token, value in bias.items():
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number(f"logit_bias[{token}]", value, -100.0, 100.0)
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
+        force_setattr(self, "logit_bias", MappingProxyType(dict(bias)))
 
     @property
     def is_greedy(self) -> bool:
@@ -112,8 +113,7 @@ class SamplingParams:
         return self.stop  # type: ignore[return-value]  # made a tuple in __post_init__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeamSearchParams:
+class BeamSearchParams(Struct, frozen=True, kw_only=True):
     """How to search for the likeliest continuations. Names follow vLLM's offline API where both have the field.
 
     A beam's score is `cumulative_logprob / length ** length_penalty`. Length counts generated tokens, the end token

@@ -1,7 +1,8 @@
 """A request and its continuations: tokens, counters, status. Mutated by the scheduler alone."""
 
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
@@ -25,8 +26,7 @@ class FinishReason(Enum):
     ABORT = "abort"
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(Struct):
     """One account of a request's tokens: `prompt = cached + computed`, each counted once, whatever happened later.
 
     `cached` is set at first admission and stays; work repeated after a preemption shows in `recomputed` only.
@@ -40,8 +40,7 @@ class Usage:
     recomputed_tokens: int = 0  # tokens whose forward pass was run again after preemption
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(Struct, eq=False):
     """One continuation with one block table.
 
     Known tokens are `token_ids` (prompt, then output); K and V of the first `num_computed_tokens` are present.
@@ -78,8 +77,7 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """Wish to keep a prompt's first `num_tokens` tokens, once stored, for `lifetime` from each use.
 
     Softly: within a share of the pool, before what nobody leases. A lifetime has the unit of the engine's clock:
@@ -91,8 +89,7 @@ class Lease:
     priority: int = 1
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     """What a client asked: one prompt, `params.n` sequences to begin with."""
 
     request_id: RequestId

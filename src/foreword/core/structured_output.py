@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from foreword.core.errors import InvalidRequestError
 
@@ -16,8 +18,7 @@ StructuredKind = Literal["json_object", "json_schema", "regex", "grammar", "choi
 _KINDS: tuple[StructuredKind, ...] = get_args(StructuredKind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutput:
+class StructuredOutput(Struct, frozen=True, kw_only=True):
     """Exactly one of five ways to say which answers are allowed.
 
     Attributes:
@@ -40,8 +41,8 @@ class StructuredOutput:
     regex: str | None = None
     grammar: str | None = None
     choice: Sequence[str] | None = None
-    origin: str | None = field(default=None, compare=False)
-    parts: tuple["StructuredOutput", ...] = field(default=(), compare=False, repr=False)
+    origin: str | None = None
+    parts: tuple["StructuredOutput", ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
@@ -52,12 +53,21 @@ class StructuredOutput:
             raise InvalidRequestError(name, f"exactly one of {', '.join(_KINDS)}", given or "none")
         name = self._name(given[0])
         if self.json_schema is not None:
-            object.__setattr__(self, "json_schema", _canonical_schema(name, self.json_schema))
+            force_setattr(self, "json_schema", _canonical_schema(name, self.json_schema))
         for text in (self.regex, self.grammar):
             if text is not None:
                 _check_text(name, text)
         if self.choice is not None:
-            object.__setattr__(self, "choice", _checked_choices(name, self.choice))
+            force_setattr(self, "choice", _checked_choices(name, self.choice))
+
+    def __eq__(self, other: object) -> bool:
+        return self._allowed() == other._allowed() if isinstance(other, StructuredOutput) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._allowed())
+
+    def _allowed(self) -> tuple[object, ...]:
+        return self.json_object, self.json_schema, self.regex, self.grammar, self.choice
 
     def _name(self, kind: StructuredKind) -> str:
         return self.origin or f"structured_output.{kind}"

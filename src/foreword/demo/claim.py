@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+
+class Bar(Struct, frozen=True):
     """One bar of a claim's picture; `value` is in the picture's unit."""
 
     name: str

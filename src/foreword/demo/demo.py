@@ -1,9 +1,10 @@
 """All rows, in the order of design section 7."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+
+from msgspec import Struct
 
 from foreword.bench.bench import fixed_length
 from foreword.demo import counted, measured
@@ -12,8 +13,7 @@ from foreword.demo.claim import Claim
 from foreword.llm import LLM, TextDelta
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """What a person watching is told: which part runs, and the text of answers as it comes."""
 
     begin: Callable[[str], None]

@@ -1,8 +1,9 @@
 """Claims about the real model: what is read again, what is not, and what that costs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from foreword.bench.timing import StreamClock
 from foreword.core.errors import InvariantError
@@ -19,8 +20,7 @@ REPEATS = 6  # of the document, so that there is something to read: some 3,000 t
 _MIN_FALL = 0.80
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """One answer over a long document."""
 
     prompt_tokens: int

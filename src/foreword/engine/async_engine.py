@@ -17,8 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from foreword.core.errors import InvariantError, QueueTimeoutError, StepFailedError, UnavailableError
 from foreword.core.outputs import SequenceStep, StepResult
@@ -39,8 +40,7 @@ RETRY_S = 0.01
 """Until the loop is told again, where no memory was left for telling it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
+class EngineRequest(Struct, frozen=True, kw_only=True):
     """Arguments of `Engine.add`."""
 
     request_id: str

@@ -11,7 +11,9 @@ by the rank of the parent, then by token id, so that a search has one answer wha
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from foreword.core.outputs import SampledToken, SchedulerOutput, TokenLogprobs
 from foreword.core.sampling_params import BeamSearchParams
@@ -20,8 +22,7 @@ from foreword.core.types import RequestId, SequenceId, TokenId
 from foreword.scheduler.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class Beam:
+class Beam(Struct, frozen=True):
     """One ended continuation: its tokens, end token included, their summed log-probability, and its score."""
 
     token_ids: tuple[TokenId, ...]
@@ -30,8 +31,7 @@ class Beam:
     finish_reason: FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Branch:
+class Branch(Struct, frozen=True):
     """A live sequence goes on with the first of `token_ids`, forks of it with the others; with none it is dropped."""
 
     sequence_id: SequenceId
@@ -39,8 +39,7 @@ class Branch:
     child_ids: tuple[SequenceId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(Struct, frozen=True):
     """A live beam and one more token. Candidates of one generation are equally long."""
 
     cumulative_logprob: float

@@ -8,7 +8,8 @@ ones, and waiting sequences hold none.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from foreword.core.errors import ConstraintError
 from foreword.core.outputs import RequestFailure, SequenceStep

@@ -1,13 +1,12 @@
 """Counters of an engine, read at one moment."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from foreword.kv_cache.manager import KVCacheManager
 from foreword.scheduler.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
+class EngineStats(Struct, frozen=True, kw_only=True):
     """Since the engine started, in tokens unless named otherwise.
 
     `computed = prefilled + decoded + recomputed + drafted - accepted`.

@@ -6,7 +6,8 @@ Kept as sums by the minute, for an hour, so that memory does not grow with traff
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from foreword.kv_cache.explain import MissCause, MissReport
 
@@ -17,8 +18,7 @@ PREFILL_STEP_TOKENS = 32
 """Steps of at least so many tokens count when the rate of prefill is measured: smaller ones are bound by weights."""
 
 
-@dataclass(slots=True)
-class _Slice:
+class _Slice(Struct):
     """One minute."""
 
     began: float
@@ -30,8 +30,7 @@ class _Slice:
     changed_at: list[int] = field(default_factory=lambda: [0] * NUM_TENTHS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficSummary:
+class TrafficSummary(Struct, frozen=True, kw_only=True):
     """The last hour, but for the rate of prefill, which is that of all steps since the start."""
 
     num_requests: int

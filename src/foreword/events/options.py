@@ -1,9 +1,10 @@
 """Where KV events are published, in which form, and who may reach them."""
 
 import re
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Literal
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 
@@ -15,8 +16,7 @@ _FORMS = "tcp://HOST:PORT or ipc://PATH"
 _MAX_TOPIC = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventOptions:
+class EventOptions(Struct, frozen=True, kw_only=True):
     """How KV events are published.
 
     `tcp://127.0.0.1:5557` takes that port for the stream and the next one for replay, unless `replay_endpoint` names

@@ -7,9 +7,9 @@ slowly holds up neither the stream nor the others, and costs no more memory than
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
+from msgspec import Struct
 
 SEQUENCE_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
@@ -51,8 +51,7 @@ class ReplayBuffer:
         return self._batches.get(sequence)
 
 
-@dataclass(slots=True)
-class _Answer:
+class _Answer(Struct):
     """Batches `[next, end)` are still to be sent."""
 
     next: int

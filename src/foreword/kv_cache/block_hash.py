@@ -12,7 +12,8 @@ at another place.
 import hashlib
 import sys
 from array import array
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.kv_cache.prefix_cache import TOKEN_BYTES, BlockHash, TokenPath
 
@@ -25,8 +26,7 @@ def _framed(tag: str, value: bytes | bytearray) -> bytes:
     return len(name).to_bytes(2, "little") + name + len(value).to_bytes(8, "little") + value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheIdentity:
+class CacheIdentity(Struct, frozen=True, kw_only=True):
     """Everything K and V depend on beside the tokens, and who may share them.
 
     Digests are of contents, never names: another adapter under the same name is another identity. The tenant domain

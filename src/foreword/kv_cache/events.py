@@ -5,15 +5,15 @@ Names of events and fields follow vLLM's, so that its consumers understand them.
 
 from array import array
 from collections import deque
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.types import TokenId
 from foreword.kv_cache.block_hash import extend_hashes
 from foreword.kv_cache.prefix_cache import TOKEN_BYTES, BlockHash, TokenPath
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStored:
+class BlockStored(Struct, frozen=True):
     """Whole blocks of a namespace became findable, one after the other behind `parent_block_hash`.
 
     That is None for the first blocks of a prefix.
@@ -26,15 +26,13 @@ class BlockStored:
     namespace: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRemoved:
+class BlockRemoved(Struct, frozen=True):
     """The last findable copy of each block is gone."""
 
     block_hashes: tuple[BlockHash, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AllBlocksCleared:
+class AllBlocksCleared(Struct, frozen=True):
     """Nothing is findable any more."""
 
 

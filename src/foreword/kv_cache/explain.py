@@ -1,7 +1,8 @@
 """Why a prompt was not found, in words a person can act on."""
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 
 class MissCause(Enum):
@@ -17,8 +18,7 @@ class MissCause(Enum):
     BYPASSED = "bypassed"  # the request or the settings did not ask the cache
 
 
-@dataclass(frozen=True, slots=True)
-class MissReport:
+class MissReport(Struct, frozen=True):
     """The nearest stored prefix, and the token at which the request parts from it."""
 
     matched_tokens: int

@@ -18,7 +18,8 @@ reuse them.
 """
 
 import itertools
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.config import CacheConfig
 from foreword.core.errors import InvariantError
@@ -51,16 +52,14 @@ def make_prefix_cache(
     return NoPrefixCache()
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """Blocks newly given to a sequence, and copies to make before it writes."""
 
     fresh_blocks: tuple[BlockId, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class _Holding:
+class _Holding(Struct, eq=False):
     """One sequence's blocks; the first `num_committed` tokens are findable."""
 
     table: BlockTable

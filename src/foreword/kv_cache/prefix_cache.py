@@ -11,8 +11,9 @@ which keeps their content until the index withdraws them. Laws every implementat
 
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NewType, Protocol
+
+from msgspec import Struct, field
 
 from foreword.core.types import BlockId, TokenId
 from foreword.kv_cache.explain import MissCause, MissReport
@@ -31,8 +32,7 @@ def pack_tokens(token_ids: Iterable[TokenId]) -> bytes:
     return array("i", token_ids).tobytes()
 
 
-@dataclass(slots=True, eq=False)
-class TokenPath:
+class TokenPath(Struct, eq=False):
     """A sequence's known tokens, as an index reads them. Only grows."""
 
     namespace: bytes
@@ -54,8 +54,7 @@ class TokenPath:
             self.packed += pack_tokens(token_ids[self.num_tokens :])
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(Struct, frozen=True):
     """The longest usable stored prefix of a path.
 
         tokens   0 ............. whole blocks ............ | rows of `partial` | to be computed
@@ -74,8 +73,7 @@ class PrefixMatch:
         return PrefixMatch(len(self.blocks) * block_size, self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class Insertion:
+class Insertion(Struct, frozen=True):
     """What an insertion found and did.
 
     `num_known` leading tokens were findable before, `num_stored` are now. `replaced` lists `(index, block)`: at block

@@ -3,7 +3,8 @@
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
 class Retained(ABC):
@@ -84,8 +85,7 @@ class VictimQueue:
         self._live_at_sweep = len(self._heap)
 
 
-@dataclass(slots=True, eq=False)
-class Domain:
+class Domain(Struct, eq=False):
     """One tenant's part of the index."""
 
     tenant: bytes

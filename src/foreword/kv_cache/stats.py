@@ -1,6 +1,6 @@
 """Counters of the cache, in tokens unless the name says blocks. They only grow."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 
 class Histogram:
@@ -19,8 +19,7 @@ class Histogram:
         return sum(self.counts)
 
 
-@dataclass(slots=True)
-class CacheStats:
+class CacheStats(Struct):
     """What the manager and its index did since the start."""
 
     num_queries: int = 0  # admissions that asked the index

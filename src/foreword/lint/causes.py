@@ -4,8 +4,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from foreword.lint.request import LoggedRequest, Part
 from foreword.lint.rules import Loss
@@ -50,8 +51,7 @@ _REACH = 80  # characters around a difference in which a time or an id may lie
 _ALIKE = 0.5  # share of a system text that must be common, for two to be versions of one text
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
+class Divergence(Struct, frozen=True):
     """Where two requests part and why. `span` is what differs in the part's text, from `start` to `end`."""
 
     cause: Cause

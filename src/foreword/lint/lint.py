@@ -1,9 +1,12 @@
 """The whole of it: replay a log under each rule set, name what is lost and why, mend it, and replay again."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from foreword.lint.causes import Cause, Divergence, find_cause, lost_tokens
 from foreword.lint.nearest import PartTree
@@ -28,8 +31,7 @@ def byte_tokens(request: LoggedRequest) -> bytes:
     return joined + b"\0" * (-len(joined) % BYTES_A_TOKEN)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(Struct, frozen=True):
     """One rule set over a whole log. `cost` is in uncached input tokens."""
 
     rules: RuleName
@@ -54,8 +56,7 @@ class Score:
         return self.cost * price / 1e6
 
 
-@dataclass(slots=True)
-class Finding:
+class Finding(Struct):
     """One fault at one place, over all requests it strikes."""
 
     cause: Cause
@@ -71,7 +72,7 @@ class Finding:
     gain_tokens: int | None = None  # what its repair gained when the log was replayed; None: there is no repair
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Report:
     """What a log can reuse now, what is in the way, and what it could reuse."""
 
@@ -79,7 +80,7 @@ class Report:
     scores: tuple[Score, ...]
     findings: tuple[Finding, ...]
     repaired: tuple[Score, ...]
-    repairs: tuple[Repair, ...] = field(default=(), repr=False)
+    repairs: tuple[Repair, ...] = dataclasses.field(default=(), repr=False)
     evicted_blocks: int = 0
 
     def score(self, rules: RuleName) -> Score:
@@ -98,8 +99,7 @@ class Report:
         }
 
 
-@dataclass(slots=True)
-class Pass:
+class Pass(Struct):
     """One reading of a log."""
 
     requests: int = 0

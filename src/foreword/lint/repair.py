@@ -3,7 +3,8 @@
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.lint.causes import Cause, difference
 from foreword.lint.request import Body, LoggedRequest, Path, compact
@@ -31,8 +32,7 @@ MARKERS: tuple[Cause, ...] = ("no_marker", "marker_moved", "lookback_exceeded")
 _EVERY = 15  # parts back to the third marker: from there the lookback reaches 34 parts back
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Struct, frozen=True):
     """One change to all requests.
 
     `path`, `before` and `after` say which text a moved piece lies in, and where; of texts that differ in white space

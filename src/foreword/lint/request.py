@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from msgspec import Struct
+
 Section = Literal["tools", "system", "messages"]
 Dialect = Literal["chat", "messages", "responses", "completions"]
 Path = tuple[str | int, ...]
@@ -54,8 +56,7 @@ class Part:
         return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path).lstrip(".")
 
 
-@dataclass(slots=True, eq=False)
-class LoggedRequest:
+class LoggedRequest(Struct, eq=False):
     """One request of a log."""
 
     line: int

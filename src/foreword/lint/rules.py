@@ -5,8 +5,9 @@ Sources  OpenAI, Anthropic, DeepSeek: their prompt-caching guides, read in Novem
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from foreword.lint.request import LoggedRequest, Part
 
@@ -16,8 +17,7 @@ LOOKBACK = 20
 TTL_S = {"5m": 300.0, "1h": 3600.0}
 
 
-@dataclass(frozen=True, slots=True)
-class RuleSet:
+class RuleSet(Struct, frozen=True):
     """Minimum and granularity of what may be read, and what reading and writing cost."""
 
     name: RuleName
@@ -44,8 +44,7 @@ RULES: dict[RuleName, RuleSet] = {
 Loss = Literal["no_marker", "under_minimum", "ttl_passed", "lookback_exceeded", "marker_moved"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What Anthropic's rules found for one request. `loss` says why less than the exact prefix, where it is less."""
 
     read: int

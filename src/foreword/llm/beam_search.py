@@ -1,7 +1,8 @@
 """Beam search over prompts as callers give them: every search of one call runs in the same batch."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.sampling_params import BeamSearchParams
 from foreword.engine.beam_search import BeamGroup
@@ -11,8 +12,7 @@ from foreword.text.detokenizer import IncrementalDetokenizer
 from foreword.text.tokenizer import Tokenizer
 
 
-@dataclass(slots=True)
-class _Search:
+class _Search(Struct):
     output: BeamSearchOutput
     group: BeamGroup | None = None
 

@@ -1,7 +1,8 @@
 """From a step's tokens to text: one tracker a request."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.outputs import SampledToken, SequenceStep, TokenLogprobs
 from foreword.core.sampling_params import SamplingParams
@@ -34,8 +35,7 @@ class _Continuation:
         self.usage = Usage()
 
 
-@dataclass(frozen=True, slots=True)
-class TextWatch:
+class TextWatch(Struct, frozen=True):
     """Somebody who reads a request's text as it comes, and may say that it is enough.
 
     `read` is called with a sequence's index and its next text, and returns why it ends there, None to go on. `shown`

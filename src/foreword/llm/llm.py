@@ -328,6 +328,6 @@ def _options(options: dict[str, object]) -> EngineOptions:
     try:
         return EngineOptions(**options)  # type: ignore[arg-type]  # checked where each is used
     except TypeError:
-        known = set(EngineOptions.__dataclass_fields__)
+        known = set(EngineOptions.__struct_fields__)
         unknown = sorted(set(options) - known)
         raise InvalidRequestError("LLM", f"options among {', '.join(sorted(known))}", unknown) from None

@@ -3,9 +3,11 @@
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from foreword.core.config import (
     CacheConfig,
@@ -37,8 +39,7 @@ DEFAULT_KV_SHARE = 0.25  # of the memory available at start, and no more than al
 _NO_PART_OF_KV = ("vocab_size", "max_position", "tied_embeddings")  # of a model's sizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(Struct, frozen=True, kw_only=True):
     """How to run a model. `None` means: decide from the machine and the model, and say what was decided."""
 
     threads: int | None = None
@@ -60,8 +61,7 @@ class EngineOptions:
     kv_events: str | EventOptions | None = None  # where to publish what becomes findable and what ceases to be
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSummary:
+class LoadSummary(Struct, frozen=True, kw_only=True):
     """What was decided at start, for people and for `--json`."""
 
     model: str
@@ -84,8 +84,7 @@ class LoadSummary:
     load_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
+class LoadedModel(Struct, frozen=True):
     """Everything an answer needs: the engine, and the text side of the model."""
 
     engine: Engine
@@ -202,7 +201,7 @@ def cache_identity(files: ModelFiles, tokenizer: Tokenizer, backend: Backend, op
 
     Weights count as they are computed with, so a model quantised at load is another one; so is another backend.
     """
-    attention = {name: value for name, value in asdict(files.config).items() if name not in _NO_PART_OF_KV}
+    attention = {name: value for name, value in to_builtins(files.config).items() if name not in _NO_PART_OF_KV}
     return CacheIdentity(
         weights=weights_digest(files.path) + options.weight_dtype.encode(),
         tokenizer=tokenizer.digest,

@@ -1,13 +1,12 @@
 """What `LLM` gives back. Names follow vLLM's offline API where the meaning is the same."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from foreword.core.probe import Reading
 from foreword.core.sequence import Usage
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True):
     """Natural log-probability, 1-based rank and text of one token."""
 
     logprob: float
@@ -19,8 +18,7 @@ PositionLogprobs = dict[int, TokenLogprob]
 """Token id -> logprob of one position: the chosen token first, then the most likely ones, best first."""
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(Struct):
     """One continuation. `stop_reason` is the stop string or stop token id that ended it, if one did."""
 
     index: int
@@ -32,8 +30,7 @@ class CompletionOutput:
     stop_reason: str | int | None = None
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(Struct):
     """A request's prompt, its continuations and its account of tokens."""
 
     request_id: str
@@ -55,8 +52,7 @@ class RequestOutput:
         return self.usage.cached_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSearchSequence:
+class BeamSearchSequence(Struct, frozen=True):
     """One beam: what was generated, end token included and prompt not, and what it is ranked by."""
 
     text: str
@@ -66,8 +62,7 @@ class BeamSearchSequence:
     finish_reason: str  # "stop" or "length"
 
 
-@dataclass(slots=True)
-class BeamSearchOutput:
+class BeamSearchOutput(Struct):
     """A prompt's beams, best first, and its account of tokens."""
 
     request_id: str
@@ -77,8 +72,7 @@ class BeamSearchOutput:
     usage: Usage = field(default_factory=Usage)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingOutput:
+class EmbeddingOutput(Struct, frozen=True):
     """A text as a vector of length one: the hidden state of its last token, after the final norm."""
 
     embedding: list[float]
@@ -86,8 +80,7 @@ class EmbeddingOutput:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreOutput:
+class ScoreOutput(Struct, frozen=True):
     """How well a document answers a query: `p(first label) / (p(first label) + p(second label))`, 0 to 1."""
 
     score: float
@@ -95,16 +88,14 @@ class ScoreOutput:
     is_cut: bool = False  # the document was longer than it may be
 
 
-@dataclass(frozen=True, slots=True)
-class RerankResult:
+class RerankResult(Struct, frozen=True):
     """One document, by its place among those given."""
 
     index: int
     relevance_score: float
 
 
-@dataclass(frozen=True, slots=True)
-class RerankOutput:
+class RerankOutput(Struct, frozen=True):
     """Documents, best first (equal scores in the order given), and the account of all prompts together."""
 
     results: list[RerankResult]
@@ -112,8 +103,7 @@ class RerankOutput:
     cut_documents: list[int]  # those longer than they may be
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True):
     """What one step added to one continuation; `text` is safe to show: never half a character or part of a stop."""
 
     request_index: int  # position of the prompt in the call
@@ -124,8 +114,7 @@ class TextDelta:
     output: RequestOutput  # the request so far: complete once it has finished
 
 
-@dataclass(frozen=True, slots=True)
-class MissExplanation:
+class MissExplanation(Struct, frozen=True):
     """Why a prompt is not read whole from the cache: what would hit, and the first token that would not.
 
     `cause` is "none" when all that can hit does; `stored` is the text of the token that stands there in the nearest

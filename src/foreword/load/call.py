@@ -1,13 +1,12 @@
 """One request of a load, and what became of it."""
 
 from array import array
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(Struct, frozen=True, kw_only=True):
     """A POST, ready to be sent.
 
     `leaves_after` pieces of the answer, the client resets the connection; `is_garbage` calls are meant to be refused.
@@ -19,8 +18,7 @@ class Call:
     is_garbage: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """Calls of which each waits for the one before: a conversation, or a single request.
 
     `start_s` is counted from the beginning of the load, `offsets_s` from the session's; both say when a call is due
@@ -36,8 +34,7 @@ class Session:
         return self.offsets_s[index] if self.offsets_s else 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Record:
+class Record(Struct, kw_only=True):
     """What became of a call. Times are seconds on one clock; `due_s` is when it should have been sent.
 
     `outcome` is "ok", "left" (by us, as planned), "refused" (garbage, answered with a 4xx), or the kind of an error.

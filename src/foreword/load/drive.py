@@ -8,8 +8,9 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 from foreword.load.call import Call, Record, Session
@@ -28,8 +29,7 @@ class Sender(Protocol):
         """Send a call, and say what became of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(Struct, frozen=True, kw_only=True):
     """`streams` sessions at once; or with `streams` None each session at its `start_s`.
 
     No session starts after `duration_s`; those under way are finished.

@@ -13,18 +13,17 @@ due.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
+from msgspec import Struct
 
 from foreword.load.call import Record
 
 PERCENTILES = (50, 90, 95, 99)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objectives:
+class Objectives(Struct, frozen=True, kw_only=True):
     """What an answer has to keep to count for goodput; None asks nothing."""
 
     ttft_s: float | None = None

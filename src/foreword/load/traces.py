@@ -5,12 +5,12 @@ ones for the same id, so that prompts share what they shared. Conversations go t
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.load.call import Call, Session, chat_call, completion_call
@@ -37,8 +37,7 @@ MAX_PROMPT_TOKENS = 2**20
 _ROLES = frozenset({"system", "user", "assistant"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceLoad:
+class TraceLoad(Struct, frozen=True, kw_only=True):
     """How a trace is sent.
 
     `speed` times as fast as recorded, or with None as fast as `at_once` requests, or conversations, at a time allow.

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from foreword.core.errors import InvalidRequestError
 
 MAX_LINE = 64 << 10
@@ -63,8 +65,7 @@ class Endpoint:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-@dataclass(slots=True)
-class Connection:
+class Connection(Struct):
     """One connection; `is_reusable` after an answer that was read to its end and left it open."""
 
     reader: asyncio.StreamReader

@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import cycle
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from foreword.core.errors import InvalidRequestError
 from foreword.load.call import GARBAGE, Call, Session, chat_call, completion_call
@@ -13,8 +15,7 @@ FIRST_ID, LAST_ID = 100, 249
 _WORDS = ("time", "year", "way", "day", "life", "world", "school", "group", "hand", "part", "place", "case", "week")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Struct, frozen=True, kw_only=True):
     """What is asked. `lengths` are prompt and answer tokens, taken in turn.
 
     `shared` is the share of each prompt that is one of `num_prefixes` common beginnings. With `chat` prompts are

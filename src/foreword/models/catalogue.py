@@ -1,11 +1,11 @@
 """The models that have a name. Apart from fetching them, whose libraries no other command needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry:
+class CatalogueEntry(Struct, frozen=True, kw_only=True):
     """A model inside a wheel, with everything needed to check it."""
 
     package: str

@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
+
+from msgspec import Struct
 
 from foreword.core.config import ModelConfig
 from foreword.core.errors import ModelFormatError, ModelNotFoundError
@@ -15,8 +16,7 @@ from foreword.models.safetensors_file import SafetensorsFolder
 from foreword.ops.raw_tensor import RawTensor
 
 
-@dataclass(slots=True, eq=False)
-class ModelFiles:
+class ModelFiles(Struct, eq=False):
     """An open model. Tensors are views of mapped files; metadata and settings stay usable after `close()`.
 
     What the text layer needs: for GGUF `metadata`, for a folder the paths of the files that are there.
@@ -32,7 +32,7 @@ class ModelFiles:
     tokenizer_config_json: Path | None = None
     generation_config_json: Path | None = None
     chat_template_jinja: Path | None = None
-    _source: GGUFFile | SafetensorsFolder | None = field(default=None, repr=False)
+    _source: GGUFFile | SafetensorsFolder | None = None
 
     def close(self) -> None:
         """Let go of the files; the mappings go with the last view of a tensor."""

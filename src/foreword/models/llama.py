@@ -4,9 +4,9 @@ Letters: T tokens of the step, H query heads, J KV heads, D head dimension, E hi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from foreword.core.config import ModelConfig
 from foreword.models.rope import RotaryTable
@@ -27,8 +27,7 @@ from foreword.ops.backend import (
 _ONE_CALL_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LlamaWeights:
+class LlamaWeights(Struct, frozen=True, eq=False):
     """All weights of a model."""
 
     embedding: PackedMatrix  # [V, E]
@@ -45,7 +44,7 @@ class LlamaWeights:
             held |= {id(part): part for part in (layer.qkv, layer.output, layer.gate_up, layer.down)}
         vectors = [self.final_norm]
         for layer in self.layers:
-            fields = (getattr(layer, name) for name in LayerWeights.__slots__)
+            fields = (getattr(layer, name) for name in LayerWeights.__struct_fields__)
             vectors += [value for value in fields if isinstance(value, np.ndarray)]
         matrix_bytes = sum(matrix.num_bytes for matrix in held.values())
         return matrix_bytes + sum(vector.nbytes for vector in vectors) + self.rotary.num_bytes

@@ -15,9 +15,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.models.catalogue import CATALOGUE, CatalogueEntry
@@ -33,8 +34,7 @@ class PullError(ForewordError):
     """A model could not be fetched. What was there before is still there; running again takes up where it broke."""
 
 
-@dataclass(frozen=True, slots=True)
-class PulledModel:
+class PulledModel(Struct, frozen=True):
     """A model that is here, its digest checked."""
 
     path: Path

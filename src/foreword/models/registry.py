@@ -1,7 +1,8 @@
 """From a path to a model that runs."""
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from foreword.core.errors import InvalidRequestError
 from foreword.models.base import Model

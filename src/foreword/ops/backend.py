@@ -9,10 +9,10 @@ the number of threads, or how the step was cut (design 4).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from foreword.ops.raw_tensor import MatrixPart
@@ -39,8 +39,7 @@ class PackedMatrix(Protocol):
         """Memory it holds."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionBatch:
+class AttentionBatch(Struct, frozen=True, eq=False):
     """Where a step's queries and their keys lie; built once a step, used by every layer.
 
     Shapes   `positions [T]`, `slot_mapping [T]` (block id * B + offset), `block_tables [S, max_blocks]`,
@@ -54,8 +53,7 @@ class AttentionBatch:
     context_lens: I32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingBatch:
+class SamplingBatch(Struct, frozen=True, eq=False):
     """Sampling settings, one entry a row: f32 but for `top_k` (int32), `seed` (uint64) and the counters (uint32)."""
 
     temperature: F32
@@ -67,8 +65,7 @@ class SamplingBatch:
     position: NDArray[np.uint32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TopLogprobs:
+class TopLogprobs(Struct, frozen=True, eq=False):
     """Natural log-probabilities of given tokens and of the k best.
 
     Shapes   `logprobs [R]`, `ranks [R]` (1-based), `top_ids [R, k]`, `top_logprobs [R, k]`.
@@ -80,8 +77,7 @@ class TopLogprobs:
     top_logprobs: F32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
+class LayerWeights(Struct, frozen=True, eq=False):
     """One layer of a llama-like model, in the order it is run. E hidden size, I intermediate size."""
 
     attention_norm: F32  # [E]
@@ -119,8 +115,7 @@ class DecoderBuffers(Protocol):
     gate_up: F32  # [max_tokens, 2I]
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderSizes:
+class DecoderSizes(Struct, frozen=True):
     """What a stack of layers is, beside its weights."""
 
     num_heads: int

@@ -1,10 +1,9 @@
 """GGML tensor types: what the `gguf` library knows, in numbers, so that reading a file does not import it."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class GGMLType:
+class GGMLType(Struct, frozen=True):
     """`block_size` values of a row lie together in `block_bytes` bytes."""
 
     code: int

@@ -7,10 +7,10 @@ one by a derived tolerance, never from themselves.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from foreword.ops.backend import (
@@ -35,8 +35,7 @@ MOST_WEIGHT, MOST_WEIGHTS, LEAST_STEP = np.float32(32767), np.float32(262000), n
 GREEDY_BELOW = 1e-4  # temperatures under this choose the highest logit
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReferenceMatrix:
+class ReferenceMatrix(Struct, frozen=True, eq=False):
     """Weights as f32 values, and the output rows whose activations are rounded to int8 first."""
 
     values: F32  # [rows, cols]

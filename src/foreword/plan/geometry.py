@@ -1,14 +1,14 @@
 """What a model stores of a token, whatever its kind of attention."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.types import ceil_div
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKV:
+class LayerKV(Struct, frozen=True, kw_only=True):
     """One layer's share of the cache: elements of K and of V a token, and how many tokens are kept.
 
     A layer of latent attention (MLA) stores one compressed vector a token, counted as `k`, and no `v`.
@@ -32,8 +32,7 @@ class LayerKV:
         return tokens if self.window is None else min(tokens, self.window)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAs:
+class StoredAs(Struct, frozen=True):
     """Bytes of one element, and of what a head's vector has beside its elements: the scale of codes."""
 
     element: int
@@ -49,8 +48,7 @@ class StoredAs:
         return count * (width * self.element + self.scale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class Geometry(Struct, frozen=True, kw_only=True):
     """Everything of a model that its memory depends on.
 
     Raises:

@@ -5,9 +5,10 @@ family leaves out is filled in as `transformers` fills it in.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError, ModelFormatError, shorten
 from foreword.models.mapped_file import read_json_object
@@ -25,8 +26,7 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_leng
 _HEAD_DIM = ("head_dim", "kv_channels")
 
 
-@dataclass(frozen=True, slots=True)
-class _Family:
+class _Family(Struct, frozen=True):
     """What a family's configuration leaves unsaid."""
 
     window: int | None = None  # where layers slide and no width is given

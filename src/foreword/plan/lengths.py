@@ -3,9 +3,10 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from foreword.core.errors import ForewordError, InvalidRequestError
 
@@ -14,8 +15,7 @@ MAX_LINES = 10_000_000
 _MAX_LINE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
+class Lengths(Struct, frozen=True):
     """Lengths in stored tokens, ascending, with how often each comes."""
 
     counts: tuple[tuple[int, int], ...]

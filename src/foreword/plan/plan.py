@@ -5,8 +5,10 @@ token's K and V are never needed.
 """
 
 import math
-from dataclasses import asdict, dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from foreword.core.config import KV_DTYPE_BYTES, KV_SCALE_BYTES
 from foreword.core.errors import InvalidRequestError
@@ -26,8 +28,7 @@ tests/llm/test_memory.py allows one that reads ids."""
 WEIGHT_BYTES_A_PARAMETER = 2  # f16 or bf16, where no file says otherwise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
+class PlanOptions(Struct, frozen=True, kw_only=True):
     """What is planned for. `memory_bytes` is for everything: weights, the process, K and V.
 
     Raises:
@@ -66,8 +67,7 @@ class PlanOptions:
         return STORED_AS[self.kv_dtype]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRow:
+class RequestRow(Struct, frozen=True):
     """One length: bytes of one request's K and V."""
 
     tokens: int
@@ -79,8 +79,7 @@ class RequestRow:
     with_q_bytes: int  # K and V as they are, were Q stored too
 
 
-@dataclass(frozen=True, slots=True)
-class ConcurrencyRow:
+class ConcurrencyRow(Struct, frozen=True):
     """So many requests at once, at the mean of the lengths."""
 
     requests: int
@@ -93,8 +92,7 @@ class ConcurrencyRow:
     max_context: int  # longest context of each, were they all the same length; 0: not one token
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Everything that was worked out, in bytes."""
 
     geometry: Geometry

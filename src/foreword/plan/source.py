@@ -1,7 +1,8 @@
 """From what a user points at to a geometry: a GGUF file, a folder of safetensors, or a `config.json` alone."""
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from foreword.core.errors import ModelFormatError, ModelNotFoundError
 from foreword.models.safetensors_file import SafetensorsFolder

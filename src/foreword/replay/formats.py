@@ -13,13 +13,12 @@ the same time (see `conversations`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 Encode = Callable[[str], list[int]]
@@ -41,8 +40,7 @@ _Name = Annotated[str, Meta(max_length=1024)]
 _CompactRequest = tuple[_Seconds, _Count, msgspec.Raw, msgspec.Raw, msgspec.Raw, msgspec.Raw, list[_Id]]
 
 
-@dataclass(slots=True)
-class TracedRequest:
+class TracedRequest(Struct):
     """A request as its line tells it; ids are spelt out only when the request's turn comes."""
 
     line: int
@@ -185,8 +183,7 @@ class BlocksRecord(msgspec.Struct):
 Record = MooncakeRecord | CompactRecord | MessagesRecord | TokensRecord | BlocksRecord
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFormat:
+class TraceFormat(Struct, frozen=True):
     """How lines are read: `key` is the field that tells the format from others."""
 
     name: str

@@ -10,7 +10,7 @@ tokens themselves, or text to make them from. An index knows tokens only, so a b
 Runs that differ part at their first symbol, so nothing is ever found inside a trace's block.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 
@@ -18,8 +18,7 @@ SYMBOLS_A_BLOCK = 8  # the smallest block an index has
 TOKEN_BLOCK = 16  # tokens a block where the trace has tokens and nobody chose
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Sizes that hold for every request of a replay.
 
     `block_size` is in tokens, as capacities are counted; the index is made with blocks of `index_block` symbols, and

@@ -1,7 +1,8 @@
 """A replay from end to end: one trace, every policy and capacity asked for, beside what no cache can beat."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.config import CacheConfig, PrefixCacheKind, RetentionKind
 from foreword.core.errors import ForewordError, InvalidRequestError
@@ -20,8 +21,7 @@ DEFAULT_SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Capacities where none are asked for: of the trace's distinct blocks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
+class ReplayOptions(Struct, frozen=True, kw_only=True):
     """What is compared. No capacities: shares of the trace's distinct blocks."""
 
     policies: tuple[RetentionKind, ...] = ("slru",)
@@ -36,8 +36,7 @@ class ReplayOptions:
                 raise InvalidRequestError("capacity", f"blocks from 1 to {MAX_CAPACITY:,}", capacity)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One policy ("optimum" among them) at one capacity."""
 
     policy: str
@@ -45,8 +44,7 @@ class Row:
     tally: Tally
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
+class ReplayResult(Struct, frozen=True):
     """Everything a replay found."""
 
     trace: str

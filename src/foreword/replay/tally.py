@@ -1,13 +1,12 @@
 """What a replay counts. Hits are of leading tokens: a block counts when it and every block before it were found."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from foreword.replay.layout import Layout
 from foreword.replay.trace import ReplayRequest
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """Sums over the requests of one replay."""
 
     requests: int = 0

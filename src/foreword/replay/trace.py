@@ -3,11 +3,11 @@
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.replay.formats import (
@@ -28,8 +28,7 @@ from foreword.replay.lines import Progress, bad_line, read_lines
 MAX_SYMBOLS = 2**24
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayRequest:
+class ReplayRequest(Struct, frozen=True):
     """One prompt, spelt for the index."""
 
     namespace: bytes
@@ -48,8 +47,7 @@ def byte_tokens(text: str) -> list[int]:
     return list(text.encode("utf-8", "surrogatepass"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions:
+class TraceOptions(Struct, frozen=True, kw_only=True):
     """How a trace is read. `at_once` conversations run at a time, where the trace has any."""
 
     block_size: int | None = None

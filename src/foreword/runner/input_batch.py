@@ -1,17 +1,16 @@
 """From a step's decision to flat arrays. The only place that builds `slot_mapping`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from foreword.core.outputs import ScheduledSequence, SchedulerOutput
 from foreword.core.types import ceil_div
 from foreword.ops.backend import I32, AttentionBatch
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InputBatch:
+class InputBatch(Struct, frozen=True, eq=False):
     """Arrays of one step: `token_ids [T]` and where their queries and keys lie."""
 
     token_ids: I32

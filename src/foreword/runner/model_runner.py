@@ -3,10 +3,10 @@
 import itertools
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+from msgspec import Struct, field
 
 from foreword.core.outputs import SampledToken, SamplingRow, SchedulerOutput, TokenLogprobs
 from foreword.core.probe import Probe, Reading
@@ -21,16 +21,14 @@ from foreword.runner.sampler import Sampler
 _LOGITS_SLICE = 64  # rows of prompt logits held at once: bounds memory whatever the prompt's length
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRows:
+class PromptRows(Struct, frozen=True):
     """Prompt logprobs wanted of a scheduled run: its i-th row of logits predicts `next_token_ids[i]`."""
 
     k: int
     next_token_ids: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerResult:
+class RunnerResult(Struct, frozen=True):
     """Tokens drawn, prompt logprobs found and probes answered, by sequence."""
 
     sampled: dict[SequenceId, tuple[SampledToken, ...]]  # behind the last known token and behind each draft

@@ -1,7 +1,8 @@
 """Counting tokens: each known token once as cached or computed, and repeated work apart."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.outputs import SchedulerOutput
 from foreword.core.sequence import Sequence
@@ -9,8 +10,7 @@ from foreword.core.types import SequenceId
 from foreword.kv_cache.manager import KVCacheManager
 
 
-@dataclass(slots=True)
-class SchedulerCounters:
+class SchedulerCounters(Struct):
     """What the scheduler did since the start. `computed = prefilled + decoded + recomputed + drafted - accepted`."""
 
     num_steps: int = 0

@@ -13,7 +13,8 @@ beams at once they take turns, and what was taken from one is computed again.
 
 from collections.abc import Container
 from collections.abc import Sequence as SequenceABC
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from foreword.core.config import SchedulerConfig
 from foreword.core.errors import InvariantError

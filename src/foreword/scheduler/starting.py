@@ -15,7 +15,8 @@ of its own, and so gets its own row of logits to draw from. Nothing else in the 
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.sequence import Sequence
 from foreword.core.types import SequenceId
@@ -25,8 +26,7 @@ from foreword.scheduler.queues import SequenceQueue
 from foreword.scheduler.step_plan import wants_prompt_logprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True):
     """What a waiting sequence should do: wait, or fork from `source`, or begin behind `match`."""
 
     must_wait: bool = False

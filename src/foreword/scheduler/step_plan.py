@@ -1,7 +1,9 @@
 """The step under construction: what has been given to whom so far."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from foreword.core.outputs import BlockCopy, ScheduledSequence, SchedulerOutput
 from foreword.core.sequence import Request, Sequence
@@ -9,8 +11,7 @@ from foreword.core.types import BlockId, RequestId, SequenceId, TokenId
 from foreword.kv_cache.manager import Allocation, KVCacheManager
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
+class _Share(Struct, frozen=True):
     sequence: Sequence
     num_tokens: int
     allocation: Allocation

@@ -5,8 +5,9 @@ response cache gave has R = T and says so: nothing of it was computed.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from foreword.core.sequence import Usage
 
@@ -15,8 +16,7 @@ OUTCOMES: tuple[Outcome, ...] = ("hit", "shared", "miss", "bypass")
 RESPONSE_CACHE_HEADER = "foreword-response-cache"
 
 
-@dataclass(slots=True)
-class Reuse:
+class Reuse(Struct):
     """What the response cache did for an answer; `outcome` is None where there is no such cache.
 
     hit      stored, and given again
@@ -34,8 +34,7 @@ class Reuse:
         return self.outcome in ("hit", "shared")
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(Struct, frozen=True):
     """Prompt tokens, of these read from cache and newly written to it, and generated tokens."""
 
     prompt: int = 0

@@ -1,9 +1,9 @@
 """The prefix cache over HTTP: warm it, ask it, let it explain a miss; and for the operator its state and a reset."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 
 import msgspec
+from msgspec.structs import asdict, replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route

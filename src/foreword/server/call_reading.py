@@ -1,7 +1,8 @@
 """Looking for calls of tools in the text of answers, whether it is being made or comes from the response cache."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.sequence import FinishReason
 from foreword.text.tool_calls import ToolCallParser, ToolEvent, parse_tool_calls
@@ -9,8 +10,7 @@ from foreword.text.tool_formats import ToolFormat
 from foreword.text.tools import ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class CallReading:
+class CallReading(Struct, frozen=True):
     """What to look for; in each answer all over again."""
 
     form: ToolFormat

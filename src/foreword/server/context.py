@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from starlette.requests import Request
 
 from foreword.server.quotas import Permit
@@ -12,8 +12,7 @@ from foreword.server.tenants import Tenant
 SCOPE_KEY = "foreword.context"
 
 
-@dataclass(slots=True)
-class RequestContext:
+class RequestContext(Struct):
     """Made by the gate; routes add what the log line should tell."""
 
     request_id: str
@@ -30,8 +29,7 @@ class RequestContext:
         return time.monotonic() - self.started
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asker:
+class Asker(Struct, frozen=True, kw_only=True):
     """On whose behalf something is generated."""
 
     tenant: Tenant

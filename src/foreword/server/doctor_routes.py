@@ -1,8 +1,9 @@
 """`GET /doctor`: a check-up of the running server, for its operator. No caller's text is in it."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 
+from msgspec import Struct
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -33,8 +34,7 @@ _CURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The engine between two steps."""
 
     stats: EngineStats

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -21,15 +21,21 @@ from foreword.core.errors import (
 from foreword.server.limits import MAX_TEXT
 
 
-@dataclass(eq=False)
 class ApiError(Exception):
     """An answer that is an error: what a dialect needs to write its body."""
 
-    status: int
-    message: str
-    param: str | None = None
-    code: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+        self.param, self.code = param, code
+        self.headers = headers
 
 
 class ClientGoneError(ForewordError):

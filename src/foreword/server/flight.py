@@ -9,7 +9,8 @@ yet go on with a new flight; the others, and the one that asked first, are told 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from foreword.core.errors import StepFailedError, UnavailableError
 from foreword.llm.outputs import RequestOutput

@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from msgspec import Struct
+from msgspec.structs import replace
 from starlette.types import Receive
 
 from foreword.core.outputs import SequenceStep
@@ -26,8 +27,7 @@ from foreword.server.quotas import Permit
 from foreword.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """What a step added to one continuation."""
 
     prompt_index: int

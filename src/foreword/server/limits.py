@@ -1,6 +1,6 @@
 """Every bound of the server in one place. `docs/api.md` and the start-up summary tell them."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 MAX_PARTS = 100_000
 """Lists, objects and fields of objects in a body, and `MAX_VALUES` with what lists hold: decoded within 50 ms."""
@@ -28,8 +28,7 @@ MAX_TEXT = 256
 """Characters of a caller's value that a log line or an error message may hold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """What a server takes in and how long it waits."""
 
     max_body_bytes: int = 8 << 20

@@ -2,9 +2,10 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.sequence import Lease
@@ -21,8 +22,7 @@ from foreword.text.turns import TurnMemory
 RESERVED_KWARGS = frozenset({"self", "messages", "tools", "add_generation_prompt"})
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(Struct, frozen=True):
     """Token ids, and the text they came from where it was text."""
 
     token_ids: list[int]

@@ -14,8 +14,9 @@ cache is given back. So a bucket may end below zero, by no more than the answers
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 from foreword.server.errors import ApiError
@@ -28,8 +29,7 @@ MAX_AMOUNT = 2**53
 EXPECTED = "requests=N/m, requests=N/d, tokens=N/m, tokens=N/d, concurrent=N or kv=N%, each at most once"
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Struct, frozen=True):
     """So many of a kind in a time."""
 
     kind: Kind
@@ -37,8 +37,7 @@ class Rate:
     period_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TenantLimits:
+class TenantLimits(Struct, frozen=True):
     """What a tenant may ask; without limits, whatever the server takes."""
 
     rates: tuple[Rate, ...] = ()

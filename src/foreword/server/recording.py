@@ -19,11 +19,11 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import msgspec
+from msgspec import Struct
 
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.llm.outputs import RequestOutput
@@ -36,8 +36,7 @@ _ID_MASK = 2**63 - 1
 _KEY_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     time_s: float
     namespace: bytes
     stored: "array[int]"  # tokens of which K and V were computed or found: the prompt, and the answer but its last

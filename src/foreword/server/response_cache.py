@@ -12,10 +12,10 @@ An answer is stored as bytes, so that what it takes is known exactly and nobody 
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Usage
@@ -39,8 +39,7 @@ class Question(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Directives:
+class Directives(Struct, frozen=True, kw_only=True):
     """A request's `Cache-Control`, as far as it is ours; other directives are none of a server's."""
 
     no_store: bool = False  # do not keep the answer

@@ -6,9 +6,9 @@ test fails until it is in a list. What lies below a field (messages, their parts
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 from starlette.requests import Request
 
 from foreword.server.anthropic.schema import MessagesRequest
@@ -102,8 +102,7 @@ def body_digest(body: msgspec.Struct) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode((kind.__name__, fields))).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class BodyQuestion:
+class BodyQuestion(Struct, frozen=True):
     """A request's body as a question that may have been answered before."""
 
     body: msgspec.Struct

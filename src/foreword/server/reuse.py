@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.llm.outputs import RequestOutput
@@ -34,16 +35,14 @@ class OffLoop(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """Answers under way, and where their pieces come from."""
 
     outputs: list[RequestOutput]
     stream: PieceStream
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """What is wanted of whom, and how to begin computing it."""
 
     question: Question | None  # None: this request must reach the engine

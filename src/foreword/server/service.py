@@ -5,10 +5,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct
 from starlette.requests import Request
 
 import foreword
@@ -44,8 +44,7 @@ ResultT = TypeVar("ResultT")
 NUM_TEXT_THREADS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(Struct, frozen=True):
     """What is started, once there is a place for it."""
 
     prompts: Sequence[Prompt]

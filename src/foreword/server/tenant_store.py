@@ -3,7 +3,8 @@
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
@@ -14,8 +15,7 @@ MAX_ENTRIES = 65_536
 SWEEP_INTERVAL_S = 60.0
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     record: bytes
     stored_at: float
 

@@ -10,9 +10,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 from foreword.server.quotas import NO_LIMITS, TenantLimits, parse_limits
@@ -24,8 +25,7 @@ MAX_SALT_LENGTH = 1024
 _HASH_PREFIX = "sha256:"
 
 
-@dataclass(frozen=True, slots=True)
-class Tenant:
+class Tenant(Struct, frozen=True):
     """Somebody with a cache of their own. `domain` names it: derived here, never sent by a caller."""
 
     name: str
@@ -46,8 +46,7 @@ class Tenant:
         return self.domain if salt is None else _derive(self.domain, "salt", salt.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(Struct, frozen=True):
     digest: bytes
     name: str
     role: Role

@@ -1,8 +1,10 @@
 """What a request says of tools, whichever dialect it is said in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
@@ -17,8 +19,7 @@ from foreword.text.tools import Tool, check_tools
 ToolMode = Literal["none", "auto", "required"]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolUse:
+class ToolUse(Struct, frozen=True):
     """Tools, and which of them the answer may or must call.
 
     `none` leaves the tools in the prompt, so that what is stored of it stays in use, and calls in the text.

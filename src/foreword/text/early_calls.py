@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.text.json_scanner import SPACE
 
@@ -10,8 +11,7 @@ MAX_HEAD = 256
 _HEAD = re.compile(r'[\s\[,]*\{"name": "([A-Za-z0-9_-]+)", "(?:arguments|parameters)": \{')
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
+class ToolCallDelta(Struct, frozen=True):
     """A part of the call with this number: the name comes with the first part, and only with it."""
 
     index: int

@@ -3,9 +3,10 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from foreword.core.errors import ModelFormatError, shorten
 from foreword.text.gguf_tokenizer import end_ids

@@ -5,8 +5,9 @@ and the `Digits` step differ in a few code points; each chain uses what its mode
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from foreword.text.tokenizer_spec import Json
 
@@ -68,8 +69,7 @@ def _splits(*patterns: str) -> Json:
     return _chain(*(split(pattern) for pattern in patterns), byte_level(use_regex=False))
 
 
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
+class PreTokenizer(Struct, frozen=True):
     """One named chain, and what llama.cpp takes for granted for files that use it."""
 
     chain: Json

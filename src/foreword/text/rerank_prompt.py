@@ -10,7 +10,8 @@ number of tokens. White space before the document goes with it: tokenizers spell
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 from foreword.text.chat_template import ChatTemplate
@@ -35,8 +36,7 @@ _QWEN3_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _QWEN3_PAIR = "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankFormat:
+class RerankFormat(Struct, frozen=True, kw_only=True):
     """How query and document become a prompt.
 
     `template` holds `{query}` and then `{document}`, each once, and may hold `{instruction}` before the document.
@@ -77,8 +77,7 @@ def choose_format(names: Iterable[str], tokenizer: Tokenizer, template: ChatTemp
     return RerankFormat(name="chat", template=_QUESTION, opening=opening, closing=closing)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankSettings:
+class RerankSettings(Struct, frozen=True, kw_only=True):
     """What a caller changes of the format; None leaves a part as it is. A template of the caller's is plain text."""
 
     instruction: str | None = None

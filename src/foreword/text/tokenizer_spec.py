@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from foreword.text.packed_texts import PackedTexts, pack_texts, unpack_texts
 
@@ -61,8 +62,7 @@ END_TOKEN_TEXTS = frozenset(
 _CONTROL_TEXT = re.compile(r"<\|.+\|>|<｜.+｜>|</?s>|<(?:bos|eos|pad|start_of_turn|end_of_turn)>")
 
 
-@dataclass(frozen=True, slots=True)
-class MatchFlags:
+class MatchFlags(Struct, frozen=True):
     """How a token written out in text is found: whether it takes white space beside it, whether it must stand alone."""
 
     lstrip: bool = False
@@ -70,8 +70,7 @@ class MatchFlags:
     single_word: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSpec:
+class TokenizerSpec(Struct, frozen=True, kw_only=True):
     """Everything that decides tokenisation.
 
     `tokens[i]` is the text of token `i`, in the byte alphabet of GPT-2 where `byte_level`, with `▁` for a space where

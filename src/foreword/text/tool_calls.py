@@ -14,9 +14,10 @@ it likes when the conversation is rendered again.
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from enum import Enum
 from typing import Any
+
+from msgspec.structs import replace
 
 from foreword.text.early_calls import EarlyCalls, ToolCallDelta
 from foreword.text.json_scanner import SPACE, JsonScanner, Scan

@@ -5,11 +5,10 @@ llama3    {"name": …, "parameters": {…}} as the whole answer, perhaps behind
 mistral   [TOOL_CALLS] [{"name": …, "arguments": {…}}, …]
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
+class ToolFormat(Struct, frozen=True):
     """One way to write calls: JSON objects, or a list of them, between texts."""
 
     name: str

@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from foreword.core.errors import InvalidRequestError
 from foreword.text.messages import plain_value
@@ -13,8 +14,7 @@ MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A function the model may call. `parameters` is a JSON schema, its keys in the caller's order.
 
     `strict` is the caller's wish that arguments be held to the schema while they are generated; the model isn't told.
@@ -44,8 +44,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCall(Struct, frozen=True):
     """One call. `arguments` is a JSON object as the model wrote it."""
 
     name: str

@@ -1,10 +1,11 @@
 """Anthropic's cache breakpoints, checked by its rules; a rule broken is a 400, as it would be at Anthropic."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from foreword.server.errors import ApiError
 
@@ -28,8 +29,7 @@ class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
         return self.ttl or DEFAULT_TTL
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """A place in the prompt that may carry a breakpoint."""
 
     where: str

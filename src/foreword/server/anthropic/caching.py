@@ -1,9 +1,9 @@
 """What `cache_control` asks for: where its breakpoints lie among the tokens, how long what they cover should stay."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from foreword.server.anthropic.cache_control import SYSTEM, TOOLS, Slot
 from foreword.server.anthropic.schema import Conversation, InputMessage

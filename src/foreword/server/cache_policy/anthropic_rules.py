@@ -12,7 +12,8 @@ A prefix is written at breakpoints only, and found by walking back from a breakp
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.server.cache_policy.ledger import Ledger, PrefixDigests, Write
 from foreword.server.cache_policy.outcome import Outcome
@@ -23,8 +24,7 @@ ONE_POSITION = frozenset({"tool_use", "tool_result"})
 """Kinds of blocks of which consecutive ones count as one position."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """A block that may carry a breakpoint."""
 
     kind: str = "text"

@@ -5,9 +5,9 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from foreword.server.cache_policy.points import common_length
 
@@ -15,8 +15,7 @@ MAX_REQUESTS = 1024
 MAX_TOKENS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
+class Fingerprint(Struct, frozen=True):
     """A request: digests of its parts in the order in which they count, and its tokens."""
 
     namespace: bytes
@@ -24,8 +23,7 @@ class Fingerprint:
     token_ids: "array[int]"
 
 
-@dataclass(frozen=True, slots=True)
-class Divergence:
+class Divergence(Struct, frozen=True):
     """What differs first. `part` is None where all named parts agree and only the tokens of the conversation differ."""
 
     part: str | None

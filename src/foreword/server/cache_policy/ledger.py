@@ -5,20 +5,19 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MAX_ENTRIES = 65_536
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(Struct):
     lifetime_s: float
     expires_at: float
     last_end: float  # whatever happens, not beyond this
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class Write(Struct, frozen=True, kw_only=True):
     """A prefix that becomes readable when the answer has begun."""
 
     digest: bytes

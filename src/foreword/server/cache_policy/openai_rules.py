@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.server.cache_policy.ledger import Ledger, PrefixDigests, Write
 from foreword.server.cache_policy.outcome import Outcome
@@ -15,8 +16,7 @@ INTERVAL = 128
 IN_MEMORY_MOST_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """The end of a part, or of a message."""
 
     role: str

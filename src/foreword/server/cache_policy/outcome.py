@@ -1,13 +1,13 @@
 """What a provider would say of a prompt, decided before it runs, and made true when its answer begins."""
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from foreword.server.account import Account
 from foreword.server.cache_policy.ledger import Ledger, Write
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """Tokens read and written, by the provider's rules, and what that does to its entries."""
 
     read: int = 0
@@ -17,14 +17,13 @@ class Outcome:
     writes: tuple[Write, ...] = ()
 
 
-@dataclass(slots=True)
-class EmulatedPlan:
+class EmulatedPlan(Struct):
     """A prompt's account as the provider would tell it. Lifetimes count from `started`, when its request came."""
 
     outcome: Outcome
     ledger: Ledger
     started: float
-    _has_begun: bool = field(default=False, init=False)
+    _has_begun: bool = False
 
     def told(self, account: Account) -> Account:
         """The provider's counts of the prompt; what was generated, and what the response cache did, as it is."""

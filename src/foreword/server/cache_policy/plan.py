@@ -1,7 +1,9 @@
 """How the account of a prompt is told: as the engine counts, or as a provider would."""
 
-from dataclasses import dataclass, replace
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from foreword.server.account import Account
 
@@ -18,8 +20,7 @@ class CachePlan(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
+class EnginePlan(Struct, frozen=True):
     """The engine's own account. Of what is written, the part up to `one_hour_end` was asked to stay an hour."""
 
     one_hour_end: int = 0

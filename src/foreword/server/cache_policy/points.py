@@ -1,7 +1,8 @@
 """Places at which a prompt may be cut, and where they lie among its tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
 from foreword.core.sequence import Lease
@@ -10,8 +11,7 @@ from foreword.server.errors import ApiError
 LIFETIMES_S = {"5m": 300, "in_memory": 300, "30m": 1800, "1h": 3600, "12h": 43_200, "24h": 86_400}
 
 
-@dataclass(frozen=True, slots=True)
-class CachePoint:
+class CachePoint(Struct, frozen=True):
     """The end of a piece of content. `ttl` is of an explicit breakpoint there; None where there is none."""
 
     beginning: Callable[[], Sequence[int]]

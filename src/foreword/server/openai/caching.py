@@ -1,9 +1,9 @@
 """What `prompt_cache_…` asks for: where breakpoints lie among the tokens, how long what they cover should stay."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from foreword.server.cache_policy.emulation import Emulation
 from foreword.server.cache_policy.openai_rules import Point, decide, decide_by_interval

@@ -4,11 +4,11 @@ Handlers write plain objects; these types only describe. They allow no field tha
 taken away fails a test. `UNSET` marks a field that is there in some answers only.
 """
 
-from dataclasses import fields
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import fields
 
 from foreword.core.finding import Finding
 from foreword.engine.metrics import EngineStats

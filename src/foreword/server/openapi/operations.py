@@ -5,10 +5,10 @@ has another body fails until it is described here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from foreword.server.anthropic.schema import CountRequest, MessagesRequest
 from foreword.server.cache_routes import CacheBody, ResetBody
@@ -36,8 +36,7 @@ def error_type(path: str) -> type[msgspec.Struct]:
     return _ERRORS.get(dialect_of(path), own.OpenAIError)
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True):
     """A parameter in the address."""
 
     name: str
@@ -45,8 +44,7 @@ class Query:
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(Struct, frozen=True, kw_only=True):
     """One method of a route. `answer` None: text of the media type; `body` None: none is read."""
 
     summary: str
