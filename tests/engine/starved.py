@@ -18,8 +18,9 @@ from tests.factories import tiny_model
 from foreword.core.config import CacheConfig, SchedulerConfig
 from foreword.core.outputs import SequenceStep
 from foreword.core.sampling_params import SamplingParams
-from foreword.engine.async_engine import AsyncEngine, EngineRequest
+from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.engine import Engine
+from foreword.engine.engine_request import EngineRequest
 from foreword.engine.engine_stream import EngineStream
 from foreword.ops.cpu import CpuBackend
 from foreword.runner.kv_storage import KVStorage

@@ -19,8 +19,9 @@ from foreword.core.errors import (
 from foreword.core.outputs import SequenceStep
 from foreword.core.sampling_params import SamplingParams
 from foreword.engine import engine_stream
-from foreword.engine.async_engine import AsyncEngine, EngineRequest
+from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.engine import Engine
+from foreword.engine.engine_request import EngineRequest
 from foreword.engine.engine_stream import EngineStream
 from foreword.models.base import Model
 from foreword.ops.cpu import CpuBackend

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foreword.core.outputs import SequenceStep
-from foreword.engine.async_engine import EngineRequest
+from foreword.engine.engine_request import EngineRequest
 from foreword.engine.engine_stream import EngineStream
 from foreword.server.limits import Limits
 from foreword.server.serving import SWITCH_INTERVAL_S

@@ -19,15 +19,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from foreword.core.errors import InvariantError, QueueTimeoutError, StepFailedError, UnavailableError
 from foreword.core.outputs import SequenceStep, StepResult
-from foreword.core.probe import Probe
-from foreword.core.sampling_params import SamplingParams
-from foreword.core.sequence import Lease
-from foreword.core.token_constraint import TokenConstraint
 from foreword.engine.engine import Engine
+from foreword.engine.engine_request import EngineRequest
 from foreword.engine.engine_stream import EngineStream
 from foreword.engine.metrics import EngineStats
 
@@ -38,21 +33,6 @@ logger = logging.getLogger("foreword.engine")
 CLOSE_TIMEOUT_S = 10.0
 RETRY_S = 0.01
 """Until the loop is told again, where no memory was left for telling it."""
-
-
-class EngineRequest(Struct, frozen=True, kw_only=True):
-    """Arguments of `Engine.add`."""
-
-    request_id: str
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    eos_token_ids: frozenset[int] = frozenset()
-    namespace: bytes = b""
-    tenant: bytes = b""
-    prefill_only: bool = False
-    probe: Probe | None = None
-    leases: tuple[Lease, ...] = ()
-    constraint: TokenConstraint | None = None
 
 
 class AsyncEngine:

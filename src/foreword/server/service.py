@@ -17,7 +17,8 @@ from foreword.core.probe import Probe
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Lease
 from foreword.core.token_constraint import TokenConstraint
-from foreword.engine.async_engine import AsyncEngine, EngineRequest
+from foreword.engine.async_engine import AsyncEngine
+from foreword.engine.engine_request import EngineRequest
 from foreword.llm.loading import LoadedModel
 from foreword.llm.outputs import RequestOutput
 from foreword.server.admission import Admission, Ticket
