@@ -87,7 +87,7 @@ class Client:
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await Connection.open(self.endpoint)
-                connection.writer.write(self.endpoint.head("GET", "/v1/models", 0))
+                connection.send(self.endpoint.head("GET", "/v1/models", 0))
                 status, headers = await connection.answer_head()
                 data = b"".join([part async for part in connection.body(headers)])
                 connection.close()
@@ -145,16 +145,16 @@ class Client:
         while self._idle:
             connection = self._idle.pop()
             try:
-                connection.writer.write(data)
+                connection.send(data)
                 return connection, *(await connection.answer_head())
             except _BROKEN:
                 connection.close()  # the server had closed it meanwhile: nothing of this request was seen
             except BaseException:
                 connection.close(by_reset=True)
                 raise
-        connection = await Connection.open(self.endpoint)
+        connection = await Connection.open(self.endpoint, self._clock)
         try:
-            connection.writer.write(data)
+            connection.send(data)
             return connection, *(await connection.answer_head())
         except BaseException:
             connection.close(by_reset=True)
@@ -173,8 +173,8 @@ class Client:
 
     async def _read_events(self, connection: Connection, headers: dict[str, str], call: Call, record: Record) -> None:
         buffer, num_pieces, is_done = b"", 0, False
-        async for data in connection.body(headers):
-            now = self.clock()
+        async for data in connection.body(headers, is_patient=call.leaves_after is None):
+            now = connection.arrived_s
             *lines, buffer = (buffer + data).split(b"\n")
             if len(buffer) > MAX_EVENT:
                 raise WireError("an event is too long")

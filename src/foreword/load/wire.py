@@ -7,13 +7,15 @@ which a server on the same cores would lose. Nothing that comes in is trusted: h
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from foreword.core.errors import InvalidRequestError
+from foreword.load.inbox import Inbox
 
 MAX_LINE = 64 << 10
 MAX_HEADERS = 200
@@ -68,28 +70,37 @@ class Endpoint:
 class Connection(Struct):
     """One connection; `is_reusable` after an answer that was read to its end and left it open."""
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    inbox: Inbox
     is_reusable: bool = False
 
     @classmethod
-    async def open(cls, endpoint: Endpoint) -> "Connection":
-        """Connect.
+    async def open(cls, endpoint: Endpoint, clock: Callable[[], float] = time.perf_counter) -> "Connection":
+        """Connect. `clock` tells when bytes come.
 
         Raises:
             OSError: nobody listens there.
         """
         context = ssl.create_default_context() if endpoint.is_tls else None
-        reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context, limit=MAX_LINE)
-        return cls(reader, writer)
+        loop = asyncio.get_running_loop()
+        _, inbox = await loop.create_connection(lambda: Inbox(clock), endpoint.host, endpoint.port, ssl=context)
+        return cls(inbox)
+
+    @property
+    def arrived_s(self) -> float:
+        """When the last of what was read came."""
+        return self.inbox.arrived_s
+
+    def send(self, data: bytes) -> None:
+        """Send, without waiting for it."""
+        self.inbox.transport.write(data)
 
     def close(self, *, by_reset: bool = False) -> None:
         """End it; `by_reset` without a goodbye, as a process that dies does."""
         if by_reset:
-            self.writer.transport.abort()
+            self.inbox.transport.abort()
         else:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self.writer.close()
+                self.inbox.transport.close()
 
     async def answer_head(self) -> tuple[int, dict[str, str]]:
         """Status and headers, names in small letters.
@@ -97,7 +108,7 @@ class Connection(Struct):
         Raises:
             WireError, OSError, asyncio.IncompleteReadError: no answer.
         """
-        self.is_reusable = False
+        self.is_reusable = self.inbox.is_patient = False
         while True:
             words = (await self._line()).split(None, 2)
             if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
@@ -111,25 +122,26 @@ class Connection(Struct):
             if int(words[1]) != 100:
                 return int(words[1]), headers
 
-    async def body(self, headers: dict[str, str]) -> AsyncIterator[bytes]:
-        """The body's bytes as they come, to its end.
+    async def body(self, headers: dict[str, str], *, is_patient: bool = False) -> AsyncIterator[bytes]:
+        """The body's bytes as they come, to its end; for a patient reader many at once, as soon as it has ended.
 
         Raises:
             WireError, OSError, asyncio.IncompleteReadError: it ends before that.
         """
+        self.inbox.is_patient = is_patient
         if headers.get("transfer-encoding", "").lower() == "chunked":
             async for chunk in self._chunks():
                 yield chunk
         elif "content-length" in headers:
             left = _number(headers["content-length"].encode(), 10)
             while left:
-                data = await self.reader.read(min(left, _READ))
+                data = await self.inbox.some(min(left, _READ))
                 if not data:
                     raise WireError("the body ended early")
                 left -= len(data)
                 yield data
         else:
-            while data := await self.reader.read(_READ):
+            while data := await self.inbox.some(_READ):
                 yield data
             return  # only its end told the body's: not reusable
         self.is_reusable = headers.get("connection", "").lower() != "close"
@@ -138,17 +150,16 @@ class Connection(Struct):
         while size := _number((await self._line()).partition(b";")[0], 16):
             if size > MAX_CHUNK:
                 raise WireError("a chunk is too long")
-            data = await self.reader.readexactly(size + 2)
+            data = await self.inbox.exactly(size + 2)
             yield data[:-2]
         while await self._line():
             pass  # trailers
 
     async def _line(self) -> bytes:
-        try:
-            line = await self.reader.readuntil(b"\n")
-        except asyncio.LimitOverrunError:
-            raise WireError("a line is too long") from None
-        return line.rstrip(b"\r\n")
+        line = await self.inbox.line(MAX_LINE)
+        if line is None:
+            raise WireError("a line is too long")
+        return line
 
 
 def _number(text: bytes, base: int) -> int:
