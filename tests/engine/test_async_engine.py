@@ -1,8 +1,10 @@
 """`AsyncEngine`: many callers, one thread, and nothing left behind whoever leaves and whatever fails."""
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from foreword.engine import engine_stream
 from foreword.engine.async_engine import AsyncEngine
 from foreword.engine.engine import Engine
 from foreword.engine.engine_request import EngineRequest
-from foreword.engine.engine_stream import EngineStream
+from foreword.engine.engine_stream import MAX_SHORTCUTS, EngineStream
 from foreword.models.base import Model
 from foreword.ops.cpu import CpuBackend
 from foreword.runner.kv_storage import KVStorage
@@ -359,5 +361,48 @@ def test_who_waits_is_told_once_there_is_memory_for_telling(rig: Rig) -> None:
 
         assert len(tokens(steps)) == 4
         assert next(num_failures, None) is None, "it did fail"
+
+    rig.run(scenario)
+
+
+@pytest.mark.parametrize("num_streams", [1, MAX_SHORTCUTS, MAX_SHORTCUTS + 1])
+def test_items_come_in_order_by_whichever_way(rig: Rig, num_streams: int) -> None:
+    """A way past the loop that is open now and then, beside a loop that is late now and then."""
+    expected: list[list[int]] = []
+    rng, got, direct = random.Random(num_streams), [list[SequenceStep]() for _ in range(num_streams)], [0] * num_streams
+
+    def take(index: int, steps: list[SequenceStep]) -> bool:
+        if is_open := rng.random() < 0.7:
+            got[index] += steps
+            direct[index] += len(steps)
+        return is_open
+
+    async def scenario(engine: AsyncEngine) -> None:
+        for start in range(num_streams):
+            expected.append(tokens(await read(ask(engine, [start, 2, 3], max_tokens=60, temperature=1, seed=7))))
+        streams = [ask(engine, [start, 2, 3], max_tokens=60, temperature=1, seed=7) for start in range(num_streams)]
+        for index, stream in enumerate(streams):
+            stream.on_news = lambda stream=stream, index=index: got[index].extend(stream.take_now())
+            stream.shortcut = partial(take, index)
+        while not all(stream.is_over for stream in streams):
+            time.sleep(rng.choice([0, 0.002]))
+            await asyncio.sleep(0)
+
+    rig.run(scenario)
+
+    assert [tokens(steps) for steps in got] == expected
+    assert all(number > 10 for number in direct) if num_streams <= MAX_SHORTCUTS else sum(direct) < 60
+
+
+def test_a_reader_whose_way_past_the_loop_breaks_fails_alone(rig: Rig) -> None:
+    def broken(steps: list[SequenceStep]) -> bool:
+        raise ValueError("injected")
+
+    async def scenario(engine: AsyncEngine) -> None:
+        bad, good = ask(engine, [1, 2, 3], max_tokens=20), ask(engine, [4, 5, 6], max_tokens=20)
+        bad.shortcut = broken
+        with pytest.raises(ValueError, match="injected"):
+            await read(bad)
+        assert len(tokens(await read(good))) == 20
 
     rig.run(scenario)

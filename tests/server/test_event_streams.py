@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from foreword.core.errors import StepFailedError
 from foreword.core.sequence import Usage
+from foreword.server.direct_body import DirectBody
 from foreword.server.errors import ApiError
 from foreword.server.generation import Piece
 from foreword.server.sse import EventTemplate, Relay, data_event
@@ -31,6 +32,19 @@ _OF_THE_DAY = re.compile(
 )
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each part that was to be written by the engine's thread was."""
+    written: list[bool] = []
+    write = DirectBody.write_directly
+
+    def write_noted(body: DirectBody, make: Callable[[], bytes]) -> bool:
+        written.append(write(body, make))
+        return written[-1]
+
+    monkeypatch.setattr(DirectBody, "write_directly", write_noted)
+    return written
+
+
 def told(live: LiveServer, path: str, body: dict[str, Any], version: int) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=30)
     connection._http_vsn, connection._http_vsn_str = version, f"HTTP/{version // 10}.{version % 10}"  # type: ignore[attr-defined]
@@ -43,7 +57,8 @@ def told(live: LiveServer, path: str, body: dict[str, Any], version: int) -> byt
 
 
 @pytest.mark.parametrize("path", CALLS)
-def test_the_short_way_and_asgis_tell_the_same(server: LiveServer, path: str) -> None:
+def test_the_short_way_and_asgis_tell_the_same(server: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = counted(monkeypatch)
     make, fields = CALLS[path]
     body = make("tell me", stream=True, temperature=0, cache_salt="ways", **fields)
     told(server, path, body, 11)  # so that both read the prompt from the cache
@@ -52,6 +67,7 @@ def test_the_short_way_and_asgis_tell_the_same(server: LiveServer, path: str) ->
 
     assert short == long
     assert short.count(b"data:") > 20
+    assert sum(written) > 40, "two answers of 40 tokens by HTTP/1.1: most of them never saw the loop"
 
 
 @given(st.text(), st.text())
@@ -74,6 +90,8 @@ class Source:
         self.has_ended = False
         self.error: Exception | None = None
         self.news: Callable[[], None] | None = None
+        self.shortcut: Callable[[list[Piece]], bool] | None = None
+        self.num_passed = 0
 
     @property
     def is_over(self) -> bool:
@@ -81,6 +99,13 @@ class Source:
 
     def call_on_news(self, act: Callable[[], None] | None) -> None:
         self.news = act
+
+    def call_directly(self, act: Callable[[list[Piece]], bool] | None) -> None:
+        self.shortcut = act
+
+    def passed(self, pieces: list[Piece]) -> bool:
+        self.num_passed += len(pieces)
+        return True
 
     def take_now(self) -> list[Piece]:
         if not self.waiting and self.error is not None:
@@ -100,6 +125,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
+        self.is_lent = False
         self.room = asyncio.Event()
         self.room.set()
 
@@ -110,6 +136,15 @@ class Reader:
     def write(self, part: bytes) -> None:
         assert self.is_writable
         self.parts.append(part)
+        self.is_lent = True
+
+    def write_directly(self, make: Callable[[], bytes]) -> bool:
+        if self.is_lent:
+            self.parts.append(make())
+        return self.is_lent
+
+    def hold(self) -> None:
+        self.is_lent = False
 
     async def drain(self) -> None:
         await self.room.wait()
@@ -144,6 +179,8 @@ def relayed(play: Callable[[Source, Reader], Any], ping_interval_s: float = 60) 
         finally:
             assert not failures, "what fails in a timer reaches nobody else"
         assert source.news is None
+        assert source.shortcut is None
+        assert not reader.is_lent, "what comes behind is written by others"
         return reader.parts
 
     return asyncio.run(run())
@@ -158,6 +195,20 @@ def test_a_piece_is_written_in_the_call_that_brings_it() -> None:
         source.give(ends=True)
 
     assert len(relayed(play)) == 2
+
+
+def test_pieces_go_round_the_loop_once_it_has_written_all_that_came_before() -> None:
+    async def play(source: Source, reader: Reader) -> None:
+        assert source.shortcut is not None
+        assert not source.shortcut([piece("early")]), "the answer's first parts may still be with the transport"
+        source.give("a")
+        assert source.shortcut([piece("b")])
+        source.give("c")
+        assert source.shortcut([piece("d")])
+        assert source.num_passed == 2
+        source.give("e", ends=True)
+
+    assert relayed(play) == [b'["a"]', b'["b"]', b'["c"]', b'["d"]', b'["e"]']
 
 
 def test_what_comes_while_the_client_does_not_read_stays_with_the_stream() -> None:

@@ -23,7 +23,7 @@ from foreword.core.errors import InvariantError, QueueTimeoutError, StepFailedEr
 from foreword.core.outputs import SequenceStep, StepResult
 from foreword.engine.engine import Engine
 from foreword.engine.engine_request import EngineRequest
-from foreword.engine.engine_stream import EngineStream
+from foreword.engine.engine_stream import EngineStream, take_shortcuts
 from foreword.engine.metrics import EngineStats
 
 ItemT = TypeVar("ItemT")
@@ -334,15 +334,19 @@ class AsyncEngine:
             items.setdefault(stream, []).append(item)
             touched[step.request_id] = stream
         ended = [stream for request_id, stream in touched.items() if self._has_ended(request_id, stream)]
+        for stream, failure in take_shortcuts(items, ended):
+            self._fail(stream, failure)
         if items:
+            for stream, new in items.items():
+                stream.post(new)
             self._made.append((items, ended))
             if not self._is_delivery_due:
                 self._is_delivery_due = True
                 self._post(self._deliver)
-        for failure in result.failures:
-            stream = self._by_request.get(failure.request_id)
-            if stream is not None:
-                self._fail(stream, failure.error)
+        for refused in result.failures:
+            refused_stream = self._by_request.get(refused.request_id)
+            if refused_stream is not None:
+                self._fail(refused_stream, refused.error)
 
     def _has_ended(self, request_id: str, stream: EngineStream[Any]) -> bool:
         """Note the end of a request; True when it was its stream's last."""

@@ -106,6 +106,7 @@ class FlightReader:
         self._position = 0
         self._error: Exception | None = None
         self.on_news: Callable[[], None] | None = None
+        self.shortcut: Callable[[list[Piece]], bool] | None = None  # never called: others read along
         self._waiter: asyncio.Future[None] | None = None
         flight.board(self)
 
@@ -190,6 +191,7 @@ class StoredStream:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.on_news: Callable[[], None] | None = None  # never called: there is no more than can be taken
+        self.shortcut: Callable[[list[Piece]], bool] | None = None  # nor this
         self._pieces = pieces
         self._position = 0
         self._error: Exception | None = None

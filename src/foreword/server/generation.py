@@ -45,6 +45,8 @@ class PieceStream(Protocol):
 
     on_news: Callable[[], None] | None
     """Called where something has come, or the end, for a reader who would rather not wait in a task."""
+    shortcut: Callable[[list[Piece]], bool] | None
+    """Given pieces in the engine's thread, where nothing came before that was not taken; False when it can't be."""
 
     @property
     def is_over(self) -> bool:
@@ -206,10 +208,22 @@ class Generation:
         """Call `act` whenever there may be something to take, or all is over; None: no longer."""
         self._stream.on_news = act
 
+    def call_directly(self, act: Callable[[list[Piece]], bool] | None) -> None:
+        """Call `act` in the engine's thread with pieces that would be news, if it can take them; None: no longer.
+
+        The first pieces and the last never go this way.
+        """
+        self._stream.shortcut = act
+
+    def passed(self, pieces: Sequence[Piece]) -> bool:
+        """Note pieces that need the loop no more: written, or not read by anybody. Engine's thread; always True."""
+        self._time(pieces, self._metrics.next_direct_token)
+        return True
+
     def _taken(self, pieces: list[Piece]) -> list[Piece]:
         if pieces:
             self._ticket.leave()
-            self._time(pieces)
+            self._time(pieces, self._metrics.next_token)
         if self.is_over:
             self._count()
         return pieces
@@ -239,7 +253,7 @@ class Generation:
             self._metrics.cancelled()
             self._stream.close(ClientGoneError("the client has left"))
 
-    def _time(self, pieces: Sequence[Piece]) -> None:
+    def _time(self, pieces: Sequence[Piece], count: Callable[[float], None]) -> None:
         now = time.monotonic()
         if not self._last:
             self._metrics.first_token(now - self._started)
@@ -249,7 +263,7 @@ class Generation:
             key = piece.prompt_index, piece.index
             before = self._last.get(key)
             if before is not None and piece.token_ids and self._reuse.outcome != "hit":
-                self._metrics.next_token(now - before)
+                count(now - before)
             self._last[key] = now
 
     def _count(self, *, failed: bool = False) -> None:

@@ -38,17 +38,29 @@ class Histogram:
     def __init__(self, name: str, text: str, bounds: Iterable[float]) -> None:
         self.name, self.text, self.bounds = name, text, tuple(bounds)
         self._counts = [0] * (len(self.bounds) + 1)  # not cumulative; the last for all that are longer
-        self.sum = 0.0
+        self._sum = 0.0
+        self._parts: list[Histogram] = []
 
     def observe(self, value: float) -> None:
         """Count one."""
         self._counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+        self._sum += value
+
+    def part(self) -> "Histogram":
+        """Into which another thread counts: it shows here, and two threads never add to one number."""
+        self._parts.append(Histogram(self.name, self.text, self.bounds))
+        return self._parts[-1]
+
+    @property
+    def sum(self) -> float:
+        """Of all that was observed."""
+        return self._sum + sum([part.sum for part in self._parts])
 
     def buckets(self) -> list[tuple[str, float]]:
         """Each upper bound as it is written, with how many do not lie above it."""
+        counts = [histogram._counts for histogram in (self, *self._parts)]
         bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        return list(zip(bounds, accumulate(self._counts), strict=True))
+        return list(zip(bounds, accumulate(map(sum, zip(*counts, strict=True))), strict=True))
 
 
 class Gauge:
@@ -84,6 +96,7 @@ class Metrics:
         self._itl = self._histogram(
             "vllm:inter_token_latency_seconds", "Between two tokens of a sequence", _ITL_BUCKETS
         )
+        self._direct_itl = self._itl.part()
         self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From request to its end", _E2E_BUCKETS)
         self._prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKEN_BUCKETS)
         self._generated = self._histogram(
@@ -147,6 +160,10 @@ class Metrics:
     def next_token(self, seconds: float) -> None:
         """A sequence got one more token."""
         self._itl.observe(seconds)
+
+    def next_direct_token(self, seconds: float) -> None:
+        """The same of a token that never saw the loop. Engine's thread."""
+        self._direct_itl.observe(seconds)
 
     def ended(self, total: Account, finish_reasons: Iterable[str], seconds: float) -> None:
         """All sequences of a request have ended."""

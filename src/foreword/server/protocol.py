@@ -4,36 +4,12 @@ import asyncio
 import socket
 from typing import Any, cast
 
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from foreword.server.direct_body import DirectBody
 from foreword.server.limits import Limits
 from foreword.server.sse import BODY_KEY
 from foreword.server.turned_away import Door
-
-
-class DirectBody:
-    """The body of one answer, written in parts where they arise, not through the layers of an ASGI `send`.
-
-    Only for HTTP/1.1 without a content-length, where each part is a chunk, and between the answer's start and its end:
-    the bytes are those that `send` would write.
-    """
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-
-    @property
-    def is_writable(self) -> bool:
-        """False while the client reads too slowly to be sent more."""
-        return not self._cycle.flow.write_paused
-
-    def write(self, part: bytes) -> None:
-        """Send a part; nothing when the client has gone."""
-        if part and not self._cycle.disconnected:
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
-
-    async def drain(self) -> None:
-        """Wait until it is writable."""
-        await self._cycle.flow.drain()
 
 
 class DeadlineProtocol(H11Protocol):
@@ -49,6 +25,7 @@ class DeadlineProtocol(H11Protocol):
         self._door = door
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._body: DirectBody | None = None  # of the answer under way, or the last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection, or turn it away when there are too many."""
@@ -63,6 +40,8 @@ class DeadlineProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
+        if self._body is not None:
+            self._body.lose()
         self._stop_head_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
@@ -79,8 +58,9 @@ class DeadlineProtocol(H11Protocol):
         """What a request's bytes say; the answer's body can then be written directly."""
         super().handle_events()
         cycle = self.cycle
-        if cycle is not None and cycle.scope["http_version"] == "1.1":
-            cast(dict[str, Any], cycle.scope).setdefault(BODY_KEY, DirectBody(cycle))
+        if cycle is not None and cycle.scope["http_version"] == "1.1" and BODY_KEY not in cycle.scope:
+            self._body = DirectBody(cycle, self.loop)
+            cast(dict[str, Any], cycle.scope)[BODY_KEY] = self._body
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -50,7 +51,15 @@ class BodyWriter(Protocol):
         ...
 
     def write(self, part: bytes) -> None:
-        """Send a part; nothing when the client has gone."""
+        """Send a part; nothing when the client has gone. Until `hold`, other threads may write then."""
+        ...
+
+    def write_directly(self, make: Callable[[], bytes]) -> bool:
+        """Send the part that `make` gives, from another thread; False, without making it, where that can't be now."""
+        ...
+
+    def hold(self) -> None:
+        """Keep other threads from writing, once what they have begun is done."""
         ...
 
     async def drain(self) -> None:
@@ -156,7 +165,8 @@ class EventStream(Response):
 class Relay:
     """Passes pieces on to the connection in the very call that brings them: no task is woken for a token.
 
-    What comes while the client reads too slowly stays with the stream, which bounds it. Event loop only.
+    Where only a few streams run, not even the loop is: the engine's thread writes. What comes while the client reads
+    too slowly stays with the stream, which bounds it. Event loop only, but for `_pass_directly`.
     """
 
     def __init__(self, generation: Generation, writer: EventWriter, body: BodyWriter, ping_interval_s: float) -> None:
@@ -165,7 +175,7 @@ class Relay:
         self._body = body
         self._ping_interval_s = ping_interval_s
         self._loop = asyncio.get_running_loop()
-        self._said = self._loop.time()
+        self._said = time.monotonic()
         self._pause = self._loop.create_future()  # done when there is something to do here but to pass on
         self._timer = self._loop.call_later(ping_interval_s, self._ping_if_silent)
 
@@ -176,6 +186,7 @@ class Relay:
             ForewordError: what ended it before its time.
         """
         self._generation.call_on_news(self._pass_on)
+        self._generation.call_directly(self._pass_directly)
         try:
             while True:
                 self._pass_on()
@@ -185,6 +196,8 @@ class Relay:
                 await self._body.drain()
                 self._pause = self._loop.create_future()
         finally:
+            self._generation.call_directly(None)
+            self._body.hold()
             self._generation.call_on_news(None)
             self._timer.cancel()
 
@@ -192,24 +205,32 @@ class Relay:
         if self._pause.done():
             return
         try:
+            self._body.hold()  # what is taken from the stream here comes before what the engine makes meanwhile
             while self._body.is_writable:
                 pieces = self._generation.take_now()
                 if not pieces:
                     break
                 self._body.write(self._writer.pieces(pieces))
-                self._said = self._loop.time()
+                self._said = time.monotonic()
             if self._generation.is_over or not self._body.is_writable:
                 self._pause.set_result(None)
         except Exception as error:
             self._pause.set_exception(error)
 
+    def _pass_directly(self, pieces: list[Piece]) -> bool:
+        """In the engine's thread."""
+        if not self._body.write_directly(lambda: self._writer.pieces(pieces)):
+            return False
+        self._said = time.monotonic()
+        return self._generation.passed(pieces)
+
     def _ping_if_silent(self) -> None:
-        left = self._said + self._ping_interval_s - self._loop.time()
+        left = self._said + self._ping_interval_s - time.monotonic()
         if left <= 0:
             left = self._ping_interval_s
             if not self._pause.done():
                 self._body.write(self._writer.ping)
-            self._said = self._loop.time()
+            self._said = time.monotonic()
         self._timer = self._loop.call_later(left, self._ping_if_silent)
 
 
@@ -222,6 +243,8 @@ async def collect(generation: Generation, request: Request) -> None:
     context = context_of(request)
     try:
         async with generation.watched(request.receive):
+            await generation.take()
+            generation.call_directly(generation.passed)  # nobody reads pieces of what is sent whole
             while not generation.is_over:
                 await generation.take()
     finally:

@@ -1,0 +1,89 @@
+"""The body of one answer, written in parts where they arise: on the loop, or in the engine's thread.
+
+A transport belongs to the loop. Its socket is lent to other threads from the end of one write of the loop's to the
+beginning of the next thing that the loop does with it, and only while the transport itself has nothing left to send.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+
+from uvicorn.protocols.http.h11_impl import RequestResponseCycle
+
+
+class DirectBody:
+    """A `BodyWriter` around the layers of an ASGI `send`.
+
+    Only for HTTP/1.1 without a content-length, where each part is a chunk, and between the answer's start and its end:
+    the bytes are those that `send` would write. Event loop only, but for `write_directly`.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle = cycle
+        self._loop = loop
+        self._transport = cycle.transport
+        self._descriptor: int = cycle.transport.get_extra_info("socket").fileno()
+        self._lock = threading.Lock()  # held while another thread writes: for as long as the system takes bytes
+        self._is_lent = False
+        self._is_lost = False
+        self._rest = b""  # of a part that the system took only the beginning of
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the client reads too slowly to be sent more."""
+        return not self._cycle.flow.write_paused
+
+    def write(self, part: bytes) -> None:
+        """Send a part; nothing when the client has gone. Until `hold`, other threads may write then."""
+        self.hold()
+        if not part or self._cycle.disconnected or self._transport.is_closing():
+            return
+        rest = _chunk(part)
+        if not self._transport.get_write_buffer_size():
+            rest = self._send(rest)
+        if rest:
+            self._transport.write(rest)
+        self._is_lent = not (self._is_lost or self._transport.get_write_buffer_size())
+
+    def write_directly(self, make: Callable[[], bytes]) -> bool:
+        """Send the part that `make` gives, from another thread; False, without making it, where that can't be now."""
+        with self._lock:
+            if not self._is_lent:
+                return False
+            part = make()
+            self._rest = self._send(_chunk(part)) if part else b""
+            if self._rest:
+                self._is_lent = False
+                self._loop.call_soon_threadsafe(self.hold)
+        return True
+
+    def hold(self) -> None:
+        """Keep other threads from writing, once what they have begun is done."""
+        with self._lock:
+            self._is_lent = False
+            rest, self._rest = self._rest, b""
+        if rest:
+            self._transport.write(rest)
+
+    def lose(self) -> None:
+        """The connection is gone: its descriptor will soon be another's."""
+        with self._lock:
+            self._is_lost = True
+            self._is_lent = False
+            self._rest = b""
+
+    async def drain(self) -> None:
+        """Wait until it is writable."""
+        await self._cycle.flow.drain()
+
+    def _send(self, data: bytes) -> bytes:
+        """What the system would not take; where it fails, all: the transport is told the same, and ends."""
+        try:
+            return data[os.write(self._descriptor, data) :]
+        except OSError:
+            return data
+
+
+def _chunk(part: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(part), part)
