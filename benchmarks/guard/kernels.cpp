@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -38,29 +37,36 @@ Work product(Context& context, SourceFormat format, std::size_t rows, std::size_
   };
 }
 
-// Attention of the last `num_queries` of `length` positions, 9 query heads over 3.
-Work attention(Context& context, std::size_t length, std::size_t num_queries, KvDtype dtype) {
+// Attention of the last `num_queries` of `length` positions, 9 query heads over 3; the same for `streams` sequences
+// that have all but their last block in common.
+Work attention(Context& context, std::size_t length, std::size_t num_queries, KvDtype dtype, std::size_t streams = 1) {
   const Shape shape{9, 3, 64, 16, dtype};
   const std::size_t blocks = (length + shape.block - 1) / shape.block, stride = 15 * shape.dim;
   const Sequence sequence(shape, length, 11);
-  auto pool = std::make_shared<Pool>(shape, blocks);
-  for (std::size_t slot = 0; slot < length; ++slot) pool->write(slot, sequence, slot);
-  auto qkv = std::make_shared<std::vector<float>>(num_queries * stride, 0.125f);
-  auto out = std::make_shared<std::vector<float>>(num_queries * shape.heads * shape.dim);
-  auto table = std::make_shared<std::vector<std::int32_t>>(blocks);
-  std::iota(table->begin(), table->end(), 0);
+  auto pool = std::make_shared<Pool>(shape, blocks + streams - 1);
+  auto tables = std::make_shared<std::vector<std::int32_t>>();
+  auto starts = std::make_shared<std::vector<std::int32_t>>(1);
+  for (std::size_t s = 0; s < streams; ++s) {
+    for (std::size_t b = 0; b < blocks; ++b) tables->push_back(static_cast<std::int32_t>(b + 1 < blocks ? b : b + s));
+    for (std::size_t p = 0; p < length; ++p) {
+      const std::size_t block = static_cast<std::size_t>((*tables)[s * blocks + p / shape.block]);
+      pool->write(block * shape.block + p % shape.block, sequence, p);
+    }
+    starts->push_back(starts->back() + static_cast<std::int32_t>(num_queries));
+  }
+  auto lens = std::make_shared<std::vector<std::int32_t>>(streams, static_cast<std::int32_t>(length));
+  auto qkv = std::make_shared<std::vector<float>>(streams * num_queries * stride, 0.125f);
+  auto out = std::make_shared<std::vector<float>>(streams * num_queries * shape.heads * shape.dim);
   return [=, &context] {
-    const std::int32_t starts[] = {0, static_cast<std::int32_t>(num_queries)};
-    const std::int32_t lens[] = {static_cast<std::int32_t>(length)};
     AttentionArgs args{};
     args.qkv = qkv->data();
-    args.num_sequences = 1;
+    args.num_sequences = streams;
     args.qkv_stride = stride;
     args.num_heads = shape.heads;
-    args.block_tables = table->data();
+    args.block_tables = tables->data();
     args.max_blocks = blocks;
-    args.query_start_loc = starts;
-    args.context_lens = lens;
+    args.query_start_loc = starts->data();
+    args.context_lens = lens->data();
     args.scale = kScale;
     args.out = out->data();
     args.out_stride = shape.heads * shape.dim;
@@ -84,6 +90,9 @@ std::map<std::string, std::function<Work(Context&)>> cases() {
   all["attention 1 of 2048"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kF16); };
   all["attention 1 of 2048, int8"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kInt8); };
   all["attention 1 of 2048, int16"] = [](Context& context) { return attention(context, 2048, 1, KvDtype::kInt16); };
+  all["attention 16 streams of 1040, shared"] = [](Context& context) {
+    return attention(context, 1040, 1, KvDtype::kF16, 16);
+  };
   all["attention 64 of 512, int16"] = [](Context& context) { return attention(context, 512, 64, KvDtype::kInt16); };
   all["attention 64 of 512"] = [](Context& context) { return attention(context, 512, 64, KvDtype::kF16); };
   return all;

@@ -1,5 +1,7 @@
 #include "foreword/attention.h"
 
+#include <algorithm>
+
 #include "attention_stage.h"
 
 namespace foreword {
@@ -35,7 +37,7 @@ AttentionStage::AttentionStage(const AttentionArgs& args, const KvCacheView& cac
   if (plan_.num_partials > 0) {
     partials_ = allocate(plan_.num_partials * problem_.partial_floats);
     problem_.partials = partials_.get();
-    unfinished_ = std::vector<std::atomic<std::uint32_t>>(plan_.tokens.size() * cache.num_kv_heads);
+    progress_ = std::vector<Progress>(plan_.tokens.size() * cache.num_kv_heads);
   }
   start(cache.k, cache.v);
 }
@@ -43,8 +45,9 @@ AttentionStage::AttentionStage(const AttentionArgs& args, const KvCacheView& cac
 void AttentionStage::start(void* k, void* v) {
   problem_.cache.k = k;
   problem_.cache.v = v;
-  for (std::size_t i = 0; i < unfinished_.size(); ++i) {
-    unfinished_[i].store(plan_.tokens[i / problem_.cache.num_kv_heads].num_units, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    progress_[i].num_merged.store(0, std::memory_order_relaxed);
+    progress_[i].unfinished.store(plan_.tokens[i / problem_.cache.num_kv_heads].num_units, std::memory_order_relaxed);
   }
   next_.store(0, std::memory_order_relaxed);
 }
@@ -57,16 +60,37 @@ void AttentionStage::work(std::size_t thread) {
     if (item >= num_items) return;
     const AttentionUnit& unit = plan_.units[item / num_kv_heads];
     const std::size_t kv_head = item % num_kv_heads;
-    kernels_.attend(problem_, unit, kv_head, scratch_.get() + thread * scratch_floats_);
-    if (unit.split) finish(unit, kv_head);
+    const bool goes_on = !unit.split || can_go_on(unit, kv_head);
+    kernels_.attend(problem_, unit, kv_head, goes_on, scratch_.get() + thread * scratch_floats_);
+    if (unit.split) finish(unit, kv_head, goes_on);
   }
 }
 
-void AttentionStage::finish(const AttentionUnit& unit, std::size_t kv_head) {
+bool AttentionStage::can_go_on(const AttentionUnit& unit, std::size_t kv_head) {
   for (std::size_t i = 0; i < unit.num_tokens; ++i) {
-    const std::size_t token = plan_.unit_tokens[unit.token_begin + i];
-    std::atomic<std::uint32_t>& left = unfinished_[token * problem_.cache.num_kv_heads + kv_head];
-    if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) kernels_.merge(problem_, plan_.tokens[token], kv_head);
+    if (progress_of(unit, i, kv_head).num_merged.load(std::memory_order_acquire) != unit.tile_begin) return false;
+  }
+  return true;
+}
+
+void AttentionStage::finish(const AttentionUnit& unit, std::size_t kv_head, bool went_on) {
+  for (std::size_t i = 0; i < unit.num_tokens; ++i) {
+    const AttentionToken& token = plan_.tokens[plan_.unit_tokens[unit.token_begin + i]];
+    Progress& progress = progress_of(unit, i, kv_head);
+    const auto merge_to = [&](std::size_t begin, std::size_t end) {
+      if (begin < token.num_tiles()) {
+        kernels_.merge(problem_, token, kv_head, begin, std::min(end, token.num_tiles()));
+      }
+    };
+    if (went_on) {
+      progress.num_merged.store(unit.tile_end, std::memory_order_release);
+    } else if (progress.num_merged.load(std::memory_order_acquire) == unit.tile_begin) {
+      merge_to(unit.tile_begin, unit.tile_end);
+      progress.num_merged.store(unit.tile_end, std::memory_order_release);
+    }
+    if (progress.unfinished.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      merge_to(progress.num_merged.load(std::memory_order_relaxed), token.num_tiles());
+    }
   }
 }
 

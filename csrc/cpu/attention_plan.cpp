@@ -46,8 +46,10 @@ class Planner {
     add_short_sequences();
     cut_units();
     place_partials();
-    std::sort(plan_.units.begin(), plan_.units.end(),
-              [](const AttentionUnit& a, const AttentionUnit& b) { return a.cost > b.cost; });
+    // Pieces of a unit cost the same, and go in the order in which they can go on from one another.
+    std::sort(plan_.units.begin(), plan_.units.end(), [](const AttentionUnit& a, const AttentionUnit& b) {
+      return a.cost > b.cost || (a.cost == b.cost && a.tile_begin < b.tile_begin);
+    });
     return std::move(plan_);
   }
 
@@ -60,21 +62,17 @@ class Planner {
     for (std::int32_t i = 0; i < end - begin; ++i) plan_.tokens.push_back({begin + i, first_position + i, 0, 0});
     const std::int32_t* const table = args_.block_tables + s * args_.max_blocks;
     if (count * group_ <= kSharingRows) {
-      const std::size_t num_tiles = num_tiles_of(plan_.tokens.back());
+      const std::size_t num_tiles = plan_.tokens.back().num_tiles();
       short_.push_back({table, first, count, num_tiles, static_cast<std::size_t>(first_position) / kAttentionTile});
       return;
     }
-    const std::size_t step = even_tokens(count, num_tiles_of(plan_.tokens.back()));
+    const std::size_t step = even_tokens(count, plan_.tokens.back().num_tiles());
     for (std::size_t i = 0; i < count; i += step) {
       const std::size_t num_tokens = std::min(step, count - i);
       const std::size_t token_begin = plan_.unit_tokens.size();
       list_tokens(first + i, num_tokens);
-      add_unit(table, token_begin, 0, num_tiles_of(plan_.tokens[first + i + num_tokens - 1]));
+      add_unit(table, token_begin, 0, plan_.tokens[first + i + num_tokens - 1].num_tiles());
     }
-  }
-
-  static std::size_t num_tiles_of(const AttentionToken& token) {
-    return static_cast<std::size_t>(token.position) / kAttentionTile + 1;
   }
 
   // Tokens of each unit of a long sequence: evenly, and few enough that all threads have work. But no fewer than a
@@ -188,7 +186,7 @@ class Planner {
         AttentionUnit piece = unit;
         piece.tile_begin = narrow(unit.tile_begin + begin);
         piece.tile_end = narrow(unit.tile_begin + end);
-        piece.cost = narrow(unit.cost * (end - begin) / num_tiles);
+        piece.cost = narrow(unit.cost / num_parts);
         if (part == 0) {
           plan_.units[u] = piece;
         } else {
@@ -206,7 +204,7 @@ class Planner {
     for (AttentionToken& token : plan_.tokens) {
       if (token.num_units == 1) continue;
       token.partial = plan_.num_partials;
-      plan_.num_partials += num_tiles_of(token) * args_.num_heads;
+      plan_.num_partials += token.num_tiles() * args_.num_heads;
     }
     for (AttentionUnit& unit : plan_.units)
       unit.split = plan_.tokens[plan_.unit_tokens[unit.token_begin]].num_units > 1;

@@ -2,8 +2,9 @@
 //
 // A unit is a range of key tiles for some tokens that read the same blocks; it is done once per KV head, by any thread.
 // What a tile gives a row (its peak, its sum, its weighted values) is a function of that row and of the tile's keys
-// alone, so cutting never shows in the result: a token whose tiles lie in several units keeps one partial result per
-// tile, and whoever finishes its last unit merges them in ascending order.
+// alone, and tiles are merged in ascending order, so cutting never shows in the result. A token whose tiles lie in
+// several units keeps its sums so far in a row of its own. A unit that finds in it all tiles before its own goes on
+// from there; one that is taken before that leaves a partial result per tile, merged as soon as those before them are.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,15 @@ namespace foreword {
 struct AttentionToken {
   std::int32_t token;     // row of qkv and out
   std::int32_t position;  // sees keys 0..position
-  // Where it has several units: tile t of head h is partial row partial + t * H + h.
+  // Where it has several units: tile t of head h is partial row partial + h * num_tiles() + t; row 0 has its sums so
+  // far.
   std::size_t partial;
   std::uint32_t num_units;
+
+  // Always inlined, so that no copy for another instruction set is linked.
+  [[gnu::always_inline]] std::size_t num_tiles() const {
+    return static_cast<std::size_t>(position) / kAttentionTile + 1;
+  }
 };
 
 struct AttentionUnit {
@@ -27,7 +34,7 @@ struct AttentionUnit {
   std::uint32_t token_begin, num_tokens;  // into unit_tokens
   std::uint32_t tile_begin, tile_end;
   std::uint32_t cost;  // of one KV head, in groups of rows times tiles
-  bool split;          // leaves partial results; else it covers all its tokens see, and writes out
+  bool split;          // its tokens have other units too; else it covers all that they see, and writes out
   bool in_place;       // few rows: reads blocks where they lie; with more, copies of the tiles pay off
 };
 

@@ -34,15 +34,28 @@ class AttentionStage {
   void work(std::size_t thread);
 
  private:
-  // Merges the tokens whose last unit this was.
-  void finish(const AttentionUnit& unit, std::size_t kv_head);
+  // What is known of one token's heads of one KV head, where the token has several units.
+  struct Progress {
+    std::atomic<std::uint32_t> num_merged;  // tiles that its sums so far hold; only the unit of the next one moves it
+    std::atomic<std::uint32_t> unfinished;  // units
+  };
+
+  Progress& progress_of(const AttentionUnit& unit, std::size_t i, std::size_t kv_head) {
+    return progress_[plan_.unit_tokens[unit.token_begin + i] * problem_.cache.num_kv_heads + kv_head];
+  }
+
+  // Whether all tokens of the unit have the tiles before its own in their sums.
+  bool can_go_on(const AttentionUnit& unit, std::size_t kv_head);
+
+  // Merges what can be merged now that the unit is done: its own tiles, or all of a token whose last unit it was.
+  void finish(const AttentionUnit& unit, std::size_t kv_head, bool went_on);
 
   AttentionPlan plan_;
   const AttentionKernels& kernels_;
   AttentionProblem problem_{};
   std::size_t scratch_floats_ = 0;
   AlignedFloats scratch_, partials_;
-  std::vector<std::atomic<std::uint32_t>> unfinished_;  // [tokens, J] units to go
+  std::vector<Progress> progress_;  // [tokens, J]
   alignas(kCacheLine) std::atomic<std::size_t> next_{0};
 };
 

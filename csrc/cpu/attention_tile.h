@@ -25,10 +25,14 @@ struct AttentionProblem {
 };
 
 struct AttentionKernels {
-  // The rows of `unit` that belong to one KV head. scratch: scratch_floats() floats.
-  void (*attend)(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch);
-  // The partial results of a token's heads that belong to one KV head, merged and written to out.
-  void (*merge)(const AttentionProblem& problem, const AttentionToken& token, std::size_t kv_head);
+  // The rows of `unit` that belong to one KV head. `goes_on`: from what the tiles before gave, to out or to what the
+  // tiles after go on from; else it leaves partial results. scratch: scratch_floats() floats.
+  void (*attend)(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, bool goes_on,
+                 float* scratch);
+  // Takes the partial results of tiles [begin, end) of a token's heads that belong to one KV head into what the tiles
+  // before gave; behind the last tile it writes to out.
+  void (*merge)(const AttentionProblem& problem, const AttentionToken& token, std::size_t kv_head, std::size_t begin,
+                std::size_t end);
 };
 
 // What attend() needs for units of up to `rows` rows.

@@ -163,7 +163,7 @@ FOREWORD_INLINE void write_row(const float* values, float sum, std::size_t head_
 
 inline float* partial_row(const AttentionProblem& problem, const AttentionToken& token, std::size_t tile,
                           std::size_t head) {
-  return problem.partials + (token.partial + tile * problem.args.num_heads + head) * problem.partial_floats;
+  return problem.partials + (token.partial + head * token.num_tiles() + tile) * problem.partial_floats;
 }
 
 // Keeps this tile's result of every row of the band that sees some of it.
@@ -181,24 +181,55 @@ void store_partials(const AttentionProblem& problem, const AttentionUnit& unit, 
   }
 }
 
-template <class Simd>
-void write_rows(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const UnitWork& work) {
-  for (std::size_t r = 0; r < work.rows; ++r) {
-    const std::size_t token = static_cast<std::size_t>(unit_token(problem, unit, r / problem.group).token);
-    const std::size_t head = kv_head * problem.group + r % problem.group;
-    write_row<Simd>(work.values + r * work.padded_dim, work.sum[r], work.head_dim,
-                    problem.args.out + token * problem.args.out_stride + head * work.head_dim);
+// Calls body(row, token, head) for the rows of tokens that see tile `tile` or one behind it.
+template <class Body>
+FOREWORD_INLINE void for_rows(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head,
+                              std::size_t tile, Body body) {
+  for (std::size_t r = 0; r < unit.num_tokens * problem.group; ++r) {
+    const AttentionToken& token = unit_token(problem, unit, r / problem.group);
+    if (tile < token.num_tiles()) body(r, token, kv_head * problem.group + r % problem.group);
   }
 }
 
+// The rows' sums over the tiles before the unit.
+template <class Simd>
+void load_sums(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const UnitWork& work) {
+  for_rows(problem, unit, kv_head, unit.tile_begin, [&](std::size_t r, const AttentionToken& token, std::size_t head) {
+    const float* const from = partial_row(problem, token, 0, head);
+    float* const to = work.values + r * work.padded_dim;
+    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) Simd::store(to + d, Simd::load(from + d));
+    work.peak[r] = from[work.padded_dim];
+    work.sum[r] = from[work.padded_dim + 1];
+  });
+}
+
+// Writes out what the unit completes, and keeps the sums of the other rows for the tiles behind it.
+template <class Simd>
+void keep_sums(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const UnitWork& work) {
+  for_rows(problem, unit, kv_head, unit.tile_begin, [&](std::size_t r, const AttentionToken& token, std::size_t head) {
+    const float* const from = work.values + r * work.padded_dim;
+    if (unit.tile_end >= token.num_tiles()) {
+      float* const out = problem.args.out + static_cast<std::size_t>(token.token) * problem.args.out_stride;
+      write_row<Simd>(from, work.sum[r], work.head_dim, out + head * work.head_dim);
+      return;
+    }
+    float* const to = partial_row(problem, token, 0, head);
+    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) Simd::store(to + d, Simd::load(from + d));
+    to[work.padded_dim] = work.peak[r];
+    to[work.padded_dim + 1] = work.sum[r];
+  });
+}
+
 template <class Simd, class T>
-void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
+void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, bool goes_on,
+                 float* scratch) {
   UnitWork work(problem, unit, scratch);
   if constexpr (kIsCode<T>) {
     pack_query_codes(problem, unit, kv_head, work);
   } else {
     pack_queries(problem, unit, kv_head, work);
   }
+  if (goes_on && unit.tile_begin > 0) load_sums<Simd>(problem, unit, kv_head, work);
   const auto keys_of = [&](std::size_t tile) { return tile < unit.tile_end ? most_keys_seen(problem, unit, tile) : 0; };
   std::size_t num_keys = keys_of(unit.tile_begin);
   for (std::size_t tile = unit.tile_begin, num_next_keys; tile < unit.tile_end; ++tile, num_keys = num_next_keys) {
@@ -206,9 +237,9 @@ void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std
     set_limits(problem, unit, tile, work);
     const TileBlocks<T> blocks(problem, unit, kv_head, tile), next(problem, unit, kv_head, tile + 1);
     // Every row sees some of tile 0.
-    const TileEnd end = unit.split ? TileEnd::kKeep : tile == 0 ? TileEnd::kFirst : TileEnd::kMerge;
+    const TileEnd end = !goes_on ? TileEnd::kKeep : tile == 0 ? TileEnd::kFirst : TileEnd::kMerge;
     const auto done = [&](std::size_t first, const RowBand& band) {
-      if (unit.split) store_partials<Simd>(problem, unit, kv_head, tile, first, band);
+      if (!goes_on) store_partials<Simd>(problem, unit, kv_head, tile, first, band);
     };
     if (unit.in_place) {
       const RowBand all(work, 0, end);
@@ -224,33 +255,33 @@ void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std
       attend_packed<Simd>(blocks, num_keys, next, num_next_keys, work, end, done);
     }
   }
-  if (!unit.split) write_rows<Simd>(problem, unit, kv_head, work);
+  if (goes_on) keep_sums<Simd>(problem, unit, kv_head, work);
 }
 
 template <class Simd>
-void attend(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, float* scratch) {
+void attend(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, bool goes_on,
+            float* scratch) {
   switch (problem.cache.dtype) {
     case KvDtype::kF32:
-      return attend_unit<Simd, float>(problem, unit, kv_head, scratch);
+      return attend_unit<Simd, float>(problem, unit, kv_head, goes_on, scratch);
     case KvDtype::kF16:
-      return attend_unit<Simd, std::uint16_t>(problem, unit, kv_head, scratch);
+      return attend_unit<Simd, std::uint16_t>(problem, unit, kv_head, goes_on, scratch);
     case KvDtype::kInt8:
-      return attend_unit<Simd, std::int8_t>(problem, unit, kv_head, scratch);
+      return attend_unit<Simd, std::int8_t>(problem, unit, kv_head, goes_on, scratch);
     case KvDtype::kInt16:
-      return attend_unit<Simd, std::int16_t>(problem, unit, kv_head, scratch);
+      return attend_unit<Simd, std::int16_t>(problem, unit, kv_head, goes_on, scratch);
   }
 }
 
-// The partial results of one token's heads: the arithmetic of merge_sums and value_rows, a row at a time, into the row
-// of tile 0.
+// Partial results: the arithmetic of merge_sums and value_rows, a row at a time, into the row of tile 0.
 template <class Simd>
-void merge_partials(const AttentionProblem& problem, const AttentionToken& token, std::size_t kv_head) {
-  const std::size_t last = static_cast<std::size_t>(token.position) / kAttentionTile;
+void merge_partials(const AttentionProblem& problem, const AttentionToken& token, std::size_t kv_head,
+                    std::size_t begin, std::size_t end) {
   for (std::size_t g = 0; g < problem.group; ++g) {
     const std::size_t head = kv_head * problem.group + g;
     float* const values = partial_row(problem, token, 0, head);
     auto peak = Simd::set(values[problem.padded_dim]), sum = Simd::set(values[problem.padded_dim + 1]);
-    for (std::size_t tile = 1; tile <= last; ++tile) {
+    for (std::size_t tile = begin; tile < end; ++tile) {
       const float* const row = partial_row(problem, token, tile, head);
       const auto tile_peak = Simd::set(row[problem.padded_dim]), tile_sum = Simd::set(row[problem.padded_dim + 1]);
       const auto new_peak = Simd::larger(peak, tile_peak);
@@ -261,6 +292,11 @@ void merge_partials(const AttentionProblem& problem, const AttentionToken& token
         const auto share = Simd::load(row + d) * tile_share;
         Simd::store(values + d, Simd::multiply_add(Simd::load(values + d), old_share, share));
       }
+    }
+    if (end < token.num_tiles()) {
+      values[problem.padded_dim] = peak[0];
+      values[problem.padded_dim + 1] = sum[0];
+      continue;
     }
     const std::size_t out = static_cast<std::size_t>(token.token) * problem.args.out_stride;
     write_row<Simd>(values, sum[0], problem.cache.head_dim, problem.args.out + out + head * problem.cache.head_dim);

@@ -128,3 +128,21 @@ TEST(attention_sharing, many_streams_over_one_prefix_have_the_bits_they_have_alo
     check_same(attend(two, shape, chunks, 5), expected);
   }
 }
+
+// The costly units go first: here the streams' own tiles, which can't go on from the one tile that they share.
+TEST(attention_sharing, units_done_before_those_in_front_of_them_leave_the_same_bits) {
+  for (const InstructionSet isa : instruction_sets()) {
+    for (const KvDtype dtype : kDtypes) {
+      const Shape shape{6, 2, 32, 16, dtype};
+      const Sequence a(shape, 1400, 28), b = fork(shape, a, 128, 1300, 29), c = fork(shape, b, 256, 700, 30);
+      const std::vector<Chunk> chunks{{&a, 1398, 1400}, {&b, 1299, 1300, 0, 8}, {&c, 699, 700, 1, 16}};
+      Context one(1, isa), two(2, isa);
+      std::vector<float> expected;
+      for (const Chunk& chunk : chunks) {
+        const std::vector<float> part = attend(one, shape, {{chunk.sequence, chunk.begin, chunk.end}}, 1);
+        expected.insert(expected.end(), part.begin(), part.end());
+      }
+      for (Context* context : {&one, &two}) check_same(attend(*context, shape, chunks, 2), expected);
+    }
+  }
+}
