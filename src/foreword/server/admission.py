@@ -46,14 +46,18 @@ class Admission:
         Raises:
             QueueFullError: as many wait as may.
         """
-        free = self.num_places - self.num_requests
-        if free <= 0 or (tenant and self._tenants[tenant] >= free):
-            num_waiting = self._tenants[tenant] if tenant else self.num_requests
-            raise QueueFullError(f"{num_waiting} requests wait already", self._retry_after_s())
+        self.check(tenant)
         self.num_requests += 1
         self._pace.waiting(self.num_requests)
         self._tenants[tenant] += 1
         return Ticket(self, tenant)
+
+    def check(self, tenant: bytes = b"") -> None:
+        """Raise what `enter` would."""
+        free = self.num_places - self.num_requests
+        if free <= 0 or (tenant and self._tenants[tenant] >= free):
+            num_waiting = self._tenants[tenant] if tenant else self.num_requests
+            raise QueueFullError(f"{num_waiting} requests wait already", self._retry_after_s())
 
     def leave(self, tenant: bytes, num_tokens: int) -> None:
         """One request waits no more."""

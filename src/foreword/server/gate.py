@@ -7,7 +7,6 @@ On a server without keys the Host header must name this machine, so that no web 
 import asyncio
 import logging
 import re
-import secrets
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foreword.core.errors import UnavailableError
 from foreword.server.context import SCOPE_KEY, RequestContext
 from foreword.server.errors import ApiError, ClientGoneError, as_api_error, error_response
+from foreword.server.ids import new_hex
 from foreword.server.logs import log, logger
 from foreword.server.service import Service
 from foreword.server.tenants import Tenant
@@ -49,7 +49,7 @@ class Gate:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        context = RequestContext(_request_id(headers))
+        context = RequestContext(request_id_of(headers))
         scope[SCOPE_KEY] = context
 
         async def send_noted(message: Message) -> None:
@@ -62,8 +62,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check_head(headers)
-            context.tenant = self._admit(scope["path"], headers)
+            context.tenant = self.admit(scope["path"], headers)
             if context.tenant is not None and scope["method"] == "POST" and scope["path"] not in OPERATOR_PATHS:
                 context.permit = self._service.permit(context.tenant)
             await self._app(scope, receive, send_noted)
@@ -76,7 +75,7 @@ class Gate:
                 context.permit.leave()
             self._note(context, scope)
 
-    def _check_head(self, headers: Headers) -> None:
+    def _check_head(self, headers: Mapping[str, str]) -> None:
         if len(headers) > self._service.limits.max_headers:
             raise ApiError(431, "too many headers", headers={"connection": "close"})
         if self._service.keys.is_open:
@@ -84,7 +83,13 @@ class Gate:
             if host not in self._hosts:
                 raise ApiError(403, "the Host header does not name this machine", None, "host_not_allowed")
 
-    def _admit(self, path: str, headers: Headers) -> Tenant | None:
+    def admit(self, path: str, headers: Mapping[str, str]) -> Tenant | None:
+        """Who asks, if they may; None where nobody needs to say. Names of headers are in small letters.
+
+        Raises:
+            ApiError, UnavailableError: they may not, or not now.
+        """
+        self._check_head(headers)
         keys = self._service.keys
         if keys.is_open:
             if path in OPERATOR_PATHS - OPEN_WITHOUT_KEYS:
@@ -130,13 +135,13 @@ class Gate:
         )
 
 
-def _request_id(headers: Headers) -> str:
-    """The client's own id, if it is a plain one."""
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's own id, if it is a plain one; or a new one."""
     given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{new_hex(12)}"
 
 
-def _presented_key(headers: Headers) -> str | None:
+def _presented_key(headers: Mapping[str, str]) -> str | None:
     """The key a client sends; None when there is none, or two that differ."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = {headers.get("x-api-key"), bearer.strip() if scheme.lower() == "bearer" else None} - {None, ""}

@@ -16,10 +16,17 @@ logger = logging.getLogger("foreword.server")
 class JsonFormatter(logging.Formatter):
     """A record as JSON: control characters are escaped, so no value can forge a line; long values are cut."""
 
+    _last = 0, "1970-01-01T00:00:00"
+
+    def _second(self, second: int) -> str:
+        if self._last[0] != second:
+            self._last = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return self._last[1]
+
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
         entry: dict[str, object] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "time": f"{self._second(int(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": _cut(record.getMessage()),
@@ -50,7 +57,12 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
 
 def log(event: str, level: int = logging.INFO, **fields: object) -> None:
     """One event with its fields."""
-    logger.log(level, event, extra={"fields": fields})
+    if logger.isEnabledFor(
+        level
+    ):  # without `logger.log`, which looks through the stack for who calls: half of the time
+        record = logging.LogRecord(logger.name, level, __file__, 0, event, (), None)
+        record.fields = fields
+        logger.handle(record)
 
 
 def _cut(text: str) -> str:

@@ -4,9 +4,11 @@ import asyncio
 import socket
 from typing import Any, cast
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from foreword.server.direct_body import DirectBody
+from foreword.server.early_refusal import EarlyRefusals
 from foreword.server.limits import Limits
 from foreword.server.sse import BODY_KEY
 from foreword.server.turned_away import Door
@@ -19,10 +21,12 @@ class DeadlineProtocol(H11Protocol):
     back by every byte, and knows nothing of a connection on which nothing complete has come yet.
     """
 
-    def __init__(self, *args: Any, limits: Limits, door: Door, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: Limits, door: Door, early: EarlyRefusals, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._door = door
+        self._early = early
+        self._num_unread = 0  # bytes still to come of a request that was refused
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._body: DirectBody | None = None  # of the answer under way, or the last
@@ -48,8 +52,18 @@ class DeadlineProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request; the timer runs from the first of them to the end of the head."""
+        if self._num_unread:
+            dropped = min(self._num_unread, len(data))
+            data = data[dropped:]
+            self._num_unread -= dropped
+            if not self._num_unread:
+                self._refused()
+            if not data:
+                return
         if not self._is_busy():
             self._expect_head()
+            if self._is_refused(data):
+                return
         super().data_received(data)
         if self._is_busy():
             self._stop_head_timer()
@@ -72,6 +86,29 @@ class DeadlineProtocol(H11Protocol):
         """It has caught up."""
         self._stop_write_timer()
         super().resume_writing()
+
+    def _is_refused(self, data: bytes) -> bool:
+        """Whether a request that can't be taken now was answered, before anything is made of it."""
+        conn = self.conn
+        if conn.our_state is not h11.IDLE or conn.their_state is not h11.IDLE or conn.trailing_data[0]:
+            return False
+        refusal = None if self.flow.write_paused else self._early.refuse(data, self.server_state.default_headers)
+        if refusal is None:
+            return False
+        self._unset_keepalive_if_required()
+        self.transport.write(refusal.answer)
+        self._num_unread = refusal.num_bytes - len(data)
+        if refusal.closes:
+            self._stop_head_timer()
+            self.transport.close()
+        elif not self._num_unread:
+            self._refused()
+        return True
+
+    def _refused(self) -> None:
+        """A refused request has come to its end; there may be another."""
+        self._stop_head_timer()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

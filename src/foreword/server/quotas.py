@@ -133,6 +133,15 @@ class Quotas:
         Raises:
             ApiError: 429, with the time after which it is worth asking again.
         """
+        permit = self.check(domain, limits)
+        if permit is not None:
+            permit.take("requests", 1)
+            self._accounts[domain].num_open += 1
+            permit.is_open = True
+        return permit
+
+    def check(self, domain: bytes, limits: TenantLimits) -> "Permit | None":
+        """What `enter` would do, and nothing is charged: the permit is not open. Raises what `enter` does."""
         account = self._accounts.get(domain)
         if limits == NO_LIMITS:
             return None
@@ -143,9 +152,7 @@ class Quotas:
         permit = Permit(self, domain, self._clock)
         if limits.concurrent is not None and account.num_open >= limits.concurrent:
             raise permit.refusal(f"{limits.concurrent} requests at once", 1.0)
-        permit.take("requests", 1)
-        account.num_open += 1
-        permit.is_open = True
+        permit.check("requests", 1)
         return permit
 
     def account(self, domain: bytes) -> _Account:
@@ -168,14 +175,19 @@ class Permit:
         Raises:
             ApiError: 429; nothing was charged.
         """
-        now, buckets = self._clock(), self._quotas.account(self._domain).of(kind)
-        for bucket in buckets:
+        self.check(kind, amount)
+        now = self._clock()
+        for bucket in self._quotas.account(self._domain).of(kind):
+            bucket.take(amount, now)
+
+    def check(self, kind: Kind, amount: int) -> None:
+        """Raise what `take` would."""
+        now = self._clock()
+        for bucket in self._quotas.account(self._domain).of(kind):
             wait = bucket.wait_s(amount, now)
             if wait > 0:
                 period = PERIOD_NAMES[bucket.rate.period_s]
                 raise self.refusal(f"{bucket.rate.amount} {kind} a {period}", wait)
-        for bucket in buckets:
-            bucket.take(amount, now)
 
     def settle(self, num_tokens: int) -> None:
         """Charge what else was computed, or give back what was not."""

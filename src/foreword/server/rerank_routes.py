@@ -3,7 +3,6 @@
 All documents of a request are submitted together, and the scheduler computes what their prompts begin with once.
 """
 
-import secrets
 import time
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from foreword.llm.outputs import RequestOutput, ScoreOutput
 from foreword.llm.readings import as_pairs, ranked, relevance
 from foreword.server.account import Account
 from foreword.server.context import asker_of, name_fields
+from foreword.server.ids import new_hex
 from foreword.server.prompts import Prompt
 from foreword.server.rerank_schema import PromptFields, RerankRequest, ScoreRequest
 from foreword.server.service import Service
@@ -45,7 +45,7 @@ def rerank_routes(service: Service) -> list[Route]:
             shown = {"document": {"text": texts[result.index]}} if body.return_documents else {}
             results.append({"index": result.index, "relevance_score": result.relevance_score, **shown})
         answer = {
-            "id": f"rerank-{secrets.token_hex(16)}",
+            "id": f"rerank-{new_hex(16)}",
             "model": body.model,
             "results": results,
             "usage": account.prompt_only(),
@@ -68,7 +68,7 @@ def rerank_routes(service: Service) -> list[Route]:
         pairs = as_pairs(getattr(body, first), getattr(body, second))
         scores, account = await _score(service, request, body, pairs)
         answer = {
-            "id": f"embd-{secrets.token_hex(16)}",
+            "id": f"embd-{new_hex(16)}",
             "object": "list",
             "created": int(time.time()),
             "model": body.model,

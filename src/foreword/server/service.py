@@ -135,6 +135,30 @@ class Service:
             self.metrics.refused("rate_limit")
             raise
 
+    def may_refuse(self) -> bool:
+        """False where `check_room` would refuse nobody."""
+        return self.admission.num_requests > 0 or self.keys.has_limits
+
+    def check_room(self, tenant: Tenant) -> None:
+        """Whether one more request would get a permit and a place; takes neither, counts refusals.
+
+        Raises:
+            ApiError, QueueFullError: it would not.
+        """
+        try:
+            self.quotas.check(tenant.domain, tenant.limits)
+        except ApiError:
+            self.metrics.refused("rate_limit")
+            raise
+        try:
+            self.admission.check(self._place_of(tenant))
+        except QueueFullError:
+            self.metrics.refused("queue_full")
+            raise
+
+    def _place_of(self, tenant: Tenant | None) -> bytes:
+        return b"" if tenant is None or self.keys.is_open else tenant.domain
+
     async def start(self) -> None:
         """Start the engine's thread."""
         self.engine.start()
@@ -177,7 +201,7 @@ class Service:
             QueueFullError: no place is left.
         """
         try:
-            return self.admission.enter(b"" if tenant is None or self.keys.is_open else tenant.domain)
+            return self.admission.enter(self._place_of(tenant))
         except QueueFullError:
             self.metrics.refused("queue_full")
             raise

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
 from foreword.core.errors import ForewordError
 from foreword.server.app import make_app
-from foreword.server.gate import LOOPBACK_HOSTS
+from foreword.server.early_refusal import EarlyRefusals
+from foreword.server.gate import LOOPBACK_HOSTS, Gate
 from foreword.server.logs import log
 from foreword.server.protocol import DeadlineProtocol
 from foreword.server.service import Service
@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
         self._keys_file = keys_file
         app = make_app(service, hosts=() if host in LOOPBACK_HOSTS else (f"[{host}]" if ":" in host else host,))
         self.door = Door(service.limits, lambda: service.metrics.refused("connections"))
-        super().__init__(_config(app, service, self.door))
+        super().__init__(_config(app, service, self.door, EarlyRefusals(service, app)))
         self._drain_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -153,11 +153,11 @@ def _on_signals(act: Callable[[int, FrameType | None], None] | signal.Handlers) 
             signal.signal(number, act)
 
 
-def _config(app: Any, service: Service, door: Door) -> uvicorn.Config:
+def _config(app: Gate, service: Service, door: Door, early: EarlyRefusals) -> uvicorn.Config:
     limits = service.limits
     return uvicorn.Config(
         app,
-        http=functools.partial(DeadlineProtocol, limits=limits, door=door),  # type: ignore[arg-type]  # called as a class is
+        http=functools.partial(DeadlineProtocol, limits=limits, door=door, early=early),  # type: ignore[arg-type]  # called as a class is
         loop="asyncio",
         ws="none",
         lifespan="on",

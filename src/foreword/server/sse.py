@@ -1,7 +1,6 @@
 """An answer as it is made, as server-sent events; or whole."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -14,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from foreword.server.context import SCOPE_KEY, context_of
 from foreword.server.errors import ApiError, ClientGoneError, as_api_error
 from foreword.server.generation import Generation, Piece
+from foreword.server.ids import new_hex
 from foreword.server.limits import Limits
 
 BODY_KEY = "foreword.body"
@@ -84,7 +84,7 @@ class EventTemplate:
     """
 
     def __init__(self, make: Callable[[str], bytes]) -> None:
-        mark = secrets.token_hex(16)  # nothing that a client sends can hold it
+        mark = new_hex(16)  # nothing that a client sends can hold it
         self._before, self._after = make(mark).split(msgspec.json.encode(mark))
 
     def __call__(self, text: str) -> bytes:

@@ -94,6 +94,11 @@ class KeyRing:
         return not self._keys
 
     @property
+    def has_limits(self) -> bool:
+        """True when a tenant may not ask as much as it likes."""
+        return bool(self._limits)
+
+    @property
     def num_keys(self) -> int:
         """Keys known."""
         return len(self._keys)

@@ -1,6 +1,5 @@
 """`/v1/messages` and `/v1/messages/count_tokens`."""
 
-import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,6 +18,7 @@ from foreword.server.call_reading import CallReader, CallReading
 from foreword.server.context import Asker, asker_of, name_fields
 from foreword.server.errors import ApiError, anthropic_body
 from foreword.server.generation import Generation, Piece
+from foreword.server.ids import new_hex
 from foreword.server.prompts import Prompt
 from foreword.server.response_fields import question_of
 from foreword.server.service import Service
@@ -97,7 +97,7 @@ class MessageAnswer:
     def __init__(self, service: Service, body: MessagesRequest, calls: CallReading | None) -> None:
         self._calls = calls
         self.diagnostics: dict[str, object] = {}  # with a field of this name once it is known, if asked for
-        self.id = f"msg_{secrets.token_hex(12)}"
+        self.id = f"msg_{new_hex(12)}"
         self._model = body.model
         self._max_tokens = body.max_tokens
         self._max_model_len = service.max_model_len

@@ -1,6 +1,5 @@
 """Anthropic's tools: what clients send, and what they are sent back."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ import msgspec
 from foreword.server.anthropic.cache_control import TOOLS, CacheControl, Slot
 from foreword.server.body import as_refusal
 from foreword.server.errors import ApiError
+from foreword.server.ids import new_hex
 from foreword.server.tool_use import ToolUse
 from foreword.text.tools import Tool
 
@@ -89,7 +89,7 @@ def tool_slots(tools: Sequence[Any] | None) -> list[Slot]:
 
 def tool_block(name: str, call_input: msgspec.Raw | dict[str, object]) -> dict[str, object]:
     """A call as a block; in a stream it begins with an empty input."""
-    return {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": call_input}
+    return {"type": "tool_use", "id": f"toolu_{new_hex(12)}", "name": name, "input": call_input}
 
 
 def _definitions(tools: Sequence[Any] | None) -> list[ToolDefinition]:

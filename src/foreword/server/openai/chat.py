@@ -1,6 +1,5 @@
 """`/v1/chat/completions`."""
 
-import secrets
 import time
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from foreword.server.call_reading import CallReader, CallReading
 from foreword.server.context import asker_of, name_fields
 from foreword.server.errors import ApiError, openai_body
 from foreword.server.generation import Generation, Piece
+from foreword.server.ids import new_hex
 from foreword.server.openai.caching import with_cache
 from foreword.server.openai.logprobs import chat_logprobs
 from foreword.server.openai.messages import plain_messages
@@ -81,7 +81,7 @@ class ChatAnswer:
         self._tokenizer = service.tokenizer
         self._params = params
         self._calls = calls
-        self._head = {"id": f"chatcmpl-{secrets.token_hex(16)}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"chatcmpl-{new_hex(16)}", "created": int(time.time()), "model": model}
         self._fingerprint = service.fingerprint
 
     def reader(self) -> CallReader:

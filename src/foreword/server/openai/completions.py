@@ -1,6 +1,5 @@
 """`/v1/completions`: text or token ids go on, with echo and logprobs for those who score."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from itertools import chain
@@ -16,6 +15,7 @@ from foreword.server.context import asker_of
 from foreword.server.errors import ApiError, openai_body, unsupported
 from foreword.server.forms import structured_output
 from foreword.server.generation import Generation, Piece
+from foreword.server.ids import new_hex
 from foreword.server.limits import MAX_PROMPTS
 from foreword.server.openai.caching import completion_with_cache
 from foreword.server.openai.chat import DONE, PING
@@ -126,7 +126,7 @@ class CompletionAnswer:
         self._tokenizer = service.tokenizer
         self._plan = plan
         self._head: dict[str, object] = {
-            "id": f"cmpl-{secrets.token_hex(16)}",
+            "id": f"cmpl-{new_hex(16)}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": plan.model,

@@ -1,6 +1,5 @@
 """Items of a conversation in `/v1/responses`: what clients send, what is listed, and the messages they stand for."""
 
-import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -8,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from foreword.server.errors import ApiError, unsupported
+from foreword.server.ids import new_hex
 from foreword.server.openai.schema import CacheBreakpoint, ChatMessage, RefusalPart, TextPart
 from foreword.server.openai.tools import CalledFunction, FunctionCall, MessageCall
 
@@ -204,4 +204,4 @@ def _parts(parts: Sequence[Part], *, is_answer: bool) -> list[dict[str, object]]
 
 def new_id(prefix: str) -> str:
     """An id that nobody can guess."""
-    return f"{prefix}_{secrets.token_hex(24)}"
+    return f"{prefix}_{new_hex(24)}"

@@ -1,12 +1,12 @@
 """OpenAI's tools: what clients send, and what they are sent back."""
 
-import secrets
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from foreword.server.errors import unsupported
+from foreword.server.ids import new_hex
 from foreword.server.tool_use import ToolUse
 from foreword.text.early_calls import ToolCallDelta
 from foreword.text.tools import MAX_TOOLS, Tool, ToolCall
@@ -139,7 +139,7 @@ def call_delta(delta: ToolCallDelta) -> dict[str, object]:
 
 
 def _new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    return f"call_{new_hex(12)}"
 
 
 def _name(choice: FunctionChoice | CustomChoice, where: str) -> str:

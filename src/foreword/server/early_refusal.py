@@ -1,0 +1,122 @@
+"""Requests that can't be taken now, told so from their first bytes: no parser, no task, no route, one write.
+
+A flood is mostly refusals, and what each costs is taken from those who are answered. So a plain request for an answer,
+whose head came whole, is looked at before anything is made of it: who asks, and whether a rate, the number at once or
+the queue would refuse it. All that is unusual, and all that is to be taken, goes the ordinary way, which decides anew.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from foreword.core.errors import QueueFullError, UnavailableError
+from foreword.server.errors import ApiError, as_api_error, dialect_of
+from foreword.server.gate import Gate, request_id_of
+from foreword.server.limits import Limits
+from foreword.server.logs import log
+from foreword.server.service import Service
+from foreword.server.tenants import Tenant
+
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+"""Whose requests take a place in the queue, whatever they say."""
+
+_HEAD = re.compile(
+    rb"POST (/[a-z0-9/]++) HTTP/1\.1\r\n((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t -~]*+\r\n)++)\r\n"  # no two ways to match
+)
+_UNUSUAL = frozenset({"transfer-encoding", "expect", "upgrade", "content-encoding"})
+_MAX_DIGITS = 9
+
+
+class Refusal(Struct, frozen=True):
+    """What is written, and how much of what was sent belongs to the request it answers."""
+
+    answer: bytes
+    num_bytes: int
+    closes: bool
+
+
+class EarlyRefusals:
+    """Decides as the gate, the quotas and the queue would; charges nothing. Event loop only."""
+
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self._service = service
+        self._gate = gate
+        self._limits: Limits = service.limits
+
+    def refuse(self, data: bytes, more_headers: Iterable[tuple[bytes, bytes]] = ()) -> Refusal | None:
+        """The answer to a request that begins with `data`; None where it is to go the ordinary way."""
+        if not self._service.may_refuse():
+            return None
+        found = _HEAD.match(data, 0, self._limits.max_head_bytes)
+        path = "" if found is None else found[1].decode()
+        if found is None or path not in PATHS:
+            return None
+        headers = _plain_headers(found[2], self._limits.max_headers)
+        length = _length(headers, self._limits.max_body_bytes)
+        if length is None:
+            return None
+        num_bytes, closes = found.end() + length, headers.get("connection", "").lower() == "close"
+        if num_bytes < len(data) or (closes and num_bytes > len(data)):
+            return None  # another request behind it, or an answer that closing could undo
+        tenant, error = self._decided(path, headers)
+        if error is None:
+            return None
+        request_id = request_id_of(headers)
+        self._service.metrics.answered(path, error.status)
+        name = None if tenant is None else tenant.name
+        ids: dict[str, Any] = {"request_id": request_id, "method": "POST", "route": path}
+        log("request", **ids, status=error.status, tenant=name, duration_s=0.0)
+        return Refusal(_answer(error, path, request_id, closes, more_headers), num_bytes, closes)
+
+    def _decided(self, path: str, headers: dict[str, str]) -> tuple[Tenant | None, ApiError | None]:
+        """Who asks, and why they are refused; nothing where the gate has its own words to say."""
+        try:
+            tenant = self._gate.admit(path, headers)
+        except (ApiError, UnavailableError):
+            return None, None
+        try:
+            if tenant is not None:
+                self._service.check_room(tenant)
+        except (ApiError, QueueFullError) as error:
+            return tenant, as_api_error(error, retry_after_s=self._limits.retry_after_s)
+        return tenant, None
+
+
+def _plain_headers(lines: bytes, most: int) -> dict[str, str]:
+    """Names in small letters; none at all where one is unusual, given twice, or there are too many."""
+    headers: dict[str, str] = {}
+    for line in lines.decode("ascii").split("\r\n")[:-1]:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        if name in headers or name in _UNUSUAL or len(headers) >= most:
+            return {}
+        headers[name] = value.strip(" \t")
+    return {} if headers.get("connection", "keep-alive").lower() not in ("keep-alive", "close") else headers
+
+
+def _length(headers: dict[str, str], most: int) -> int | None:
+    """Bytes of a plain body of JSON; None of any other."""
+    length = headers.get("content-length", "")
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return None
+    return int(length) if length.isdecimal() and len(length) <= _MAX_DIGITS and int(length) <= most else None
+
+
+def _answer(
+    error: ApiError, path: str, request_id: str, closes: bool, more_headers: Iterable[tuple[bytes, bytes]]
+) -> bytes:
+    body = msgspec.json.encode(dialect_of(path)(error))
+    told = {
+        **error.headers,
+        "content-length": str(len(body)),
+        "content-type": "application/json",
+        "x-request-id": request_id,
+        "request-id": request_id,
+        **({"connection": "close"} if closes else {}),
+    }
+    head = [b"HTTP/1.1 429 Too Many Requests", *(b"%b: %b" % pair for pair in more_headers)]
+    head += [f"{name}: {value}".encode("latin-1") for name, value in told.items()]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
