@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "binding.h"
+#include "foreword/packing.h"
 
 namespace foreword::bindings {
 namespace {
@@ -80,20 +81,70 @@ HeldSource read_part(std::size_t index, nb::handle object) {
   return held;
 }
 
-PackedMatrix pack_matrix(Context& context, const nb::typed<nb::list, PartTuple>& parts) {
+using PartList = nb::typed<nb::list, PartTuple>;
+
+std::vector<HeldSource> read_parts(const PartList& parts) {
   std::vector<HeldSource> held;
   held.reserve(parts.size());
   for (std::size_t i = 0; i < parts.size(); ++i) held.push_back(read_part(i, parts[i]));
   if (held.empty()) fail("parts", "at least one", "none");
-  std::vector<MatrixSource> sources;
   for (std::size_t i = 0; i < held.size(); ++i) {
     const std::size_t cols = held[i].source.cols;
     require_size("parts[" + std::to_string(i) + "] cols", "those of parts[0],", held[0].source.cols, cols);
-    sources.push_back(held[i].source);
   }
-  nb::gil_scoped_release release;
-  return PackedMatrix(sources, context);
+  return held;
 }
+
+std::vector<MatrixSource> sources_of(const std::vector<HeldSource>& held) {
+  std::vector<MatrixSource> sources;
+  for (const HeldSource& each : held) sources.push_back(each.source);
+  return sources;
+}
+
+PackedMatrix pack_matrix(Context& context, const PartList& parts) {
+  const std::vector<HeldSource> held = read_parts(parts);
+  nb::gil_scoped_release release;
+  return PackedMatrix(sources_of(held), context);
+}
+
+// Packing with the arrays it reads, which Python could let go of.
+class HeldPacking {
+ public:
+  HeldPacking(Context& context, const nb::typed<nb::list, PartList>& matrices) {
+    std::vector<std::vector<MatrixSource>> sources;
+    for (nb::handle parts : matrices) {
+      held_.push_back(read_parts(element<PartList>("matrices", parts, "a list")));
+      sources.push_back(sources_of(held_.back()));
+    }
+    packing_.emplace(sources, context);
+  }
+
+  bool help(std::size_t max_pieces) {
+    nb::gil_scoped_release release;
+    return packing_->help(max_pieces);
+  }
+
+  nb::typed<nb::list, PackedMatrix> finish() {
+    std::vector<PackedMatrix> packed;
+    {
+      nb::gil_scoped_release release;
+      packed = packing_->finish();
+    }
+    nb::list result;
+    for (PackedMatrix& matrix : packed) result.append(nb::cast(std::move(matrix)));
+    return nb::typed<nb::list, PackedMatrix>(result);
+  }
+
+  std::optional<nb::typed<nb::tuple, nb::int_, nb::int_>> not_finite() const {
+    const auto place = packing_->not_finite();
+    if (!place) return std::nullopt;
+    return nb::typed<nb::tuple, nb::int_, nb::int_>(nb::make_tuple(place->matrix, place->part));
+  }
+
+ private:
+  std::vector<std::vector<HeldSource>> held_;  // of which the inner ones never move again
+  std::optional<Packing> packing_;
+};
 
 void bound_embed(Context& context, const PackedMatrix& table, const Vector<const std::int32_t>& token_ids,
                  const Rows<float>& out) {
@@ -175,6 +226,15 @@ void bind_matrix(nb::module_& module) {
       .def_prop_ro("num_bytes", &PackedMatrix::num_bytes);
   module.def("pack_matrix", &pack_matrix, nb::arg("context"), nb::arg("parts"),
              "Packs parts (type, rows, cols, data, row_order or None) behind one another.");
+  nb::class_<HeldPacking>(module, "Packing",
+                          "Many matrices, packed on a thread of its own beside what its caller does.")
+      .def(nb::init<Context&, const nb::typed<nb::list, PartList>&>(), nb::arg("context"), nb::arg("matrices"),
+           nb::keep_alive<1, 2>())
+      .def("help", &HeldPacking::help, nb::arg("max_pieces"),
+           "Packs so many pieces on each of the context's threads; true when none is left to begin.")
+      .def("finish", &HeldPacking::finish, "The matrices, once.")
+      .def_prop_ro("not_finite", &HeldPacking::not_finite,
+                   "Matrix and part of the first value that is not finite, of all that is packed.");
   module.def("embed", &bound_embed, nb::arg("context"), nb::arg("table"), array("token_ids"), array("out"),
              "out[t] = table[token_ids[t]].");
   module.def("rms_norm", &bound_rms_norm, nb::arg("context"), array("x"), array("weight"), nb::arg("eps"), array("out"),

@@ -71,6 +71,23 @@ void pack_super_block(const std::uint8_t* block, std::size_t output, std::uint8_
   }
 }
 
+constexpr std::uint16_t kHalfInfinity = 0x7C00;
+
+// The first `num_scales` of each of `num_blocks` blocks; a value is finite unless its exponent is all ones.
+template <class Bits>
+bool all_finite(const std::uint8_t* row, std::size_t num_blocks, std::size_t block_bytes, std::size_t num_scales,
+                Bits exponent) {
+  unsigned bad = 0;
+  for (std::size_t block = 0; block < num_blocks; ++block) {
+    for (std::size_t i = 0; i < num_scales; ++i) {
+      Bits bits;
+      std::memcpy(&bits, row + block * block_bytes + i * sizeof bits, sizeof bits);
+      bad |= (bits & exponent) == exponent ? 1U : 0U;
+    }
+  }
+  return bad == 0;
+}
+
 }  // namespace
 
 std::size_t source_row_bytes(SourceFormat format, std::size_t cols) {
@@ -93,6 +110,26 @@ std::size_t source_row_bytes(SourceFormat format, std::size_t cols) {
       return blocks(kGroup, kSourceQ8_0Bytes);
   }
   return 0;
+}
+
+bool is_finite_row(SourceFormat format, const std::uint8_t* row, std::size_t cols) {
+  switch (format) {
+    case SourceFormat::kF32:
+      return all_finite<std::uint32_t>(row, cols, 4, 1, 0x7F800000U);
+    case SourceFormat::kBf16:
+      return all_finite<std::uint16_t>(row, cols, 2, 1, 0x7F80U);
+    case SourceFormat::kF16:
+      return all_finite<std::uint16_t>(row, cols, 2, 1, kHalfInfinity);
+    case SourceFormat::kQ4_0:
+      return all_finite<std::uint16_t>(row, cols / kGroup, kSourceQ4_0Bytes, 1, kHalfInfinity);
+    case SourceFormat::kQ4_1:
+      return all_finite<std::uint16_t>(row, cols / kGroup, kSourceQ4_1Bytes, 2, kHalfInfinity);
+    case SourceFormat::kQ4_K:
+      return all_finite<std::uint16_t>(row, cols / kGroup / kSuperGroups, kSourceQ4_KBytes, 2, kHalfInfinity);
+    case SourceFormat::kQ8_0:
+      return all_finite<std::uint16_t>(row, cols / kGroup, kSourceQ8_0Bytes, 1, kHalfInfinity);
+  }
+  return false;
 }
 
 std::size_t packed_tile_bytes(SourceFormat format, std::size_t cols) {

@@ -76,54 +76,79 @@ void check_source(const MatrixSource& source, std::size_t cols) {
   }
 }
 
-const std::uint8_t* row_of(std::span<const MatrixSource> run, std::size_t output) {
-  for (const MatrixSource& source : run) {
+// Source `source` of a run, and where its row of an output lies; no source past the last output.
+struct SourceRow {
+  std::size_t source;
+  const std::uint8_t* data;
+};
+
+SourceRow row_of(std::span<const MatrixSource> sources, std::size_t output) {
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const MatrixSource& source = sources[i];
     if (output < source.rows) {
       const std::size_t row = source.row_order != nullptr ? static_cast<std::size_t>(source.row_order[output]) : output;
-      return source.data + row * source_row_bytes(source.format, source.cols);
+      return {i, source.data + row * source_row_bytes(source.format, source.cols)};
     }
     output -= source.rows;
   }
-  return nullptr;
-}
-
-// Sources of one format behind one another become one part: fewer padded tiles, and even shares for the threads.
-PackedMatrix::Part pack_part(std::span<const MatrixSource> run, Context& context) {
-  std::size_t rows = 0;
-  for (const MatrixSource& source : run) rows += source.rows;
-  const SourceFormat format = run[0].format;
-  const std::size_t cols = run[0].cols, tile_bytes = packed_tile_bytes(format, cols);
-  const std::size_t num_tiles = (rows + kTileOutputs - 1) / kTileOutputs;
-  PackedMatrix::Part part{{format, rows, cols, tile_bytes, nullptr},
-                          num_tiles * tile_bytes,
-                          context.weights.allocate(num_tiles * tile_bytes)};
-  std::uint8_t* data = part.storage.get();
-  part.view.data = data;
-  context.pool.run([&](std::size_t thread) {
-    const auto [begin, end] = split_evenly(num_tiles, thread, context.pool.num_threads());
-    std::memset(data + begin * tile_bytes, 0, (end - begin) * tile_bytes);
-    for (std::size_t tile = begin; tile < end; ++tile) {
-      const std::uint8_t* source_rows[kTileOutputs];
-      for (std::size_t i = 0; i < kTileOutputs; ++i) source_rows[i] = row_of(run, tile * kTileOutputs + i);
-      pack_tile(format, source_rows, cols, data + tile * tile_bytes);
-    }
-  });
-  return part;
+  return {sources.size(), nullptr};
 }
 
 }  // namespace
 
-PackedMatrix::PackedMatrix(std::span<const MatrixSource> parts, Context& context) {
-  if (parts.empty()) throw std::invalid_argument("a matrix needs at least one part");
-  cols_ = parts[0].cols;
-  for (const MatrixSource& source : parts) check_source(source, cols_);
-  for (std::size_t begin = 0; begin < parts.size();) {
-    std::size_t end = begin + 1;
-    while (end < parts.size() && parts[end].format == parts[begin].format) ++end;
-    parts_.push_back(pack_part(parts.subspan(begin, end - begin), context));
-    rows_ += parts_.back().view.rows;
+// Sources of one format behind one another become one part: fewer padded tiles, and even shares for the threads.
+std::vector<SourceRun> lay_out(std::span<const MatrixSource> sources, Context& context) {
+  if (sources.empty()) throw std::invalid_argument("a matrix needs at least one part");
+  const std::size_t cols = sources[0].cols;
+  for (const MatrixSource& source : sources) check_source(source, cols);
+  std::vector<SourceRun> runs;
+  for (std::size_t begin = 0; begin < sources.size();) {
+    const SourceFormat format = sources[begin].format;
+    std::size_t end = begin, rows = 0;
+    for (; end < sources.size() && sources[end].format == format; ++end) rows += sources[end].rows;
+    const std::size_t tile_bytes = packed_tile_bytes(format, cols);
+    const std::size_t num_tiles = (rows + kTileOutputs - 1) / kTileOutputs, num_bytes = num_tiles * tile_bytes;
+    PackedMatrix::Part part{{format, rows, cols, tile_bytes, nullptr}, num_bytes, context.weights.allocate(num_bytes)};
+    part.view.data = part.storage.get();
+    const auto run = sources.subspan(begin, end - begin);
+    runs.push_back({{run.begin(), run.end()}, num_tiles, std::move(part)});
     begin = end;
   }
+  return runs;
+}
+
+std::size_t pack_tiles(const SourceRun& run, std::size_t begin, std::size_t end) {
+  const TileView& view = run.part.view;
+  std::size_t not_finite = run.sources.size();
+  for (std::size_t tile = begin; tile < end; ++tile) {
+    std::uint8_t* const data = run.part.storage.get() + tile * view.tile_bytes;
+    const std::uint8_t* rows[kTileOutputs];
+    for (std::size_t i = 0; i < kTileOutputs; ++i) {
+      const SourceRow row = row_of(run.sources, tile * kTileOutputs + i);
+      rows[i] = row.data;
+      if (row.source < not_finite && !is_finite_row(view.format, row.data, view.cols)) not_finite = row.source;
+    }
+    if (rows[kTileOutputs - 1] == nullptr) std::memset(data, 0, view.tile_bytes);
+    pack_tile(view.format, rows, view.cols, data);
+  }
+  return not_finite;
+}
+
+PackedMatrix::PackedMatrix(std::span<const MatrixSource> parts, Context& context)
+    : PackedMatrix([&] {
+        std::vector<Part> packed;
+        for (SourceRun& run : lay_out(parts, context)) {
+          context.pool.run([&](std::size_t thread) {
+            const auto [begin, end] = split_evenly(run.num_tiles, thread, context.pool.num_threads());
+            pack_tiles(run, begin, end);
+          });
+          packed.push_back(std::move(run.part));
+        }
+        return packed;
+      }()) {}
+
+PackedMatrix::PackedMatrix(std::vector<Part> parts) : parts_(std::move(parts)), cols_(parts_[0].view.cols) {
+  for (const Part& part : parts_) rows_ += part.view.rows;
 }
 
 PackedMatrix::~PackedMatrix() = default;

@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "foreword/matrix.h"
 
@@ -46,10 +48,28 @@ struct PackedMatrix::Part {
   std::shared_ptr<std::uint8_t> storage;
 };
 
+// Such sources, and the room for them: none of it packed yet.
+struct SourceRun {
+  std::vector<MatrixSource> sources;
+  std::size_t num_tiles;
+  PackedMatrix::Part part;
+};
+
+// A matrix's runs; throws std::invalid_argument where its sources are none of one matrix.
+std::vector<SourceRun> lay_out(std::span<const MatrixSource> sources, Context& context);
+
+// Packs tiles [begin, end); returns the first source of which a row among them holds an infinite value or a NaN, and
+// the number of sources where none does. Other threads may pack other tiles.
+std::size_t pack_tiles(const SourceRun& run, std::size_t begin, std::size_t end);
+
 std::size_t packed_tile_bytes(SourceFormat format, std::size_t cols);
 bool is_quantised(SourceFormat format);
 
-// Packs one tile: rows[i] is the source row of output i, null past the last output. The tile starts as zeros.
+// Whether all values of a source's row are finite, as far as scales say it: codes always are.
+bool is_finite_row(SourceFormat format, const std::uint8_t* row, std::size_t cols);
+
+// Packs one tile: rows[i] is the source row of output i, null past the last output. A tile with such rows starts as
+// zeros.
 void pack_tile(SourceFormat format, const std::uint8_t* const (&rows)[kTileOutputs], std::size_t cols,
                std::uint8_t* tile);
 

@@ -33,6 +33,29 @@ def pack_matrix(
         ]
     ],
 ) -> PackedMatrix: ...
+
+class Packing:
+    def __init__(
+        self,
+        context: Context,
+        matrices: list[
+            list[
+                tuple[
+                    str,
+                    int,
+                    int,
+                    Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+                    Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+                    | None,
+                ]
+            ]
+        ],
+    ) -> None: ...
+    def help(self, max_pieces: int) -> bool: ...
+    def finish(self) -> list[PackedMatrix]: ...
+    @property
+    def not_finite(self) -> tuple[int, int] | None: ...
+
 def embed(
     context: Context,
     table: PackedMatrix,

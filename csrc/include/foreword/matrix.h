@@ -50,6 +50,9 @@ class PackedMatrix {
   std::span<const Part> parts() const;
 
  private:
+  friend class Packing;
+  explicit PackedMatrix(std::vector<Part> parts);
+
   std::vector<Part> parts_;
   std::size_t rows_ = 0, cols_ = 0;
 };

@@ -240,7 +240,7 @@ def serve(
     with ExitStack() as held:
         with collector_held():
             path, options = find_model(model.model), model.engine_options()
-            from foreword.llm.loading import load
+            from foreword.llm.loading import Loading
             from foreword.server.listening import bind, check_exposure
             from foreword.server.tenants import KeyRing
 
@@ -250,12 +250,14 @@ def serve(
             options = replace(options, kv_events=events.options(keys))
             listening = held.enter_context(bind(server.host, server.port))
             recorder = held.enter_context(server.recording(options.block_size))
-            loaded = held.enter_context(closing(load(path, options)))
-            from foreword.server.logs import set_up_logging
-            from foreword.server.publishing import publish_files
-            from foreword.server.service import Service
-            from foreword.server.serving import serve as run
+            with Loading(path, options) as loading:
+                # Imports are all Python's, packing is none of it: they take a core each.
+                from foreword.server.logs import set_up_logging
+                from foreword.server.publishing import publish_files
+                from foreword.server.service import Service
+                from foreword.server.serving import serve as run
 
+                loaded = held.enter_context(closing(loading.finish()))
             names = server.served_model_name or [_default_name(model.model, path)]
             service = Service(loaded, names=names, keys=keys, limits=limits, emulation=server.emulation())
         service.recorder = recorder

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
@@ -25,7 +26,7 @@ from foreword.events.options import EventOptions, event_options
 from foreword.kv_cache.block_hash import CacheIdentity
 from foreword.llm.machine import available_bytes, physical_cores
 from foreword.models.base import Model
-from foreword.models.registry import ModelFiles, WeightDtype, load_model, open_model_files, weights_digest
+from foreword.models.registry import ModelFiles, PendingModel, WeightDtype, open_model_files, weights_digest
 from foreword.ops.backend import Backend
 from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.reference import ReferenceBackend
@@ -110,18 +111,90 @@ def load(path: str | Path, options: EngineOptions) -> LoadedModel:
         InvalidRequestError: an option is out of range.
         ForewordError: events were asked for and can't be published.
     """
-    _check_kinds(options)
-    events = _open_events(options)
-    try:
-        with open_model_files(path) as files:
-            tokenizer, chat_template = load_text(files)
-            engine, model, summary = load_engine(files, tokenizer, options, events)
-            names = (files.path.name, str((files.metadata or {}).get("general.name", "")))
-    except BaseException:
-        if events is not None:
-            events.close()
-        raise
-    return LoadedModel(engine, model, tokenizer, chat_template, summary, events, names)
+    with Loading(path, options) as loading:
+        return loading.finish()
+
+
+class Loading:
+    """A model whose weights are being packed while the caller does something else. To be left by `with`.
+
+    Raises as `load` does: what the options and the tensors' shapes say at once, the rest from `finish`.
+    """
+
+    def __init__(self, path: str | Path, options: EngineOptions) -> None:
+        _check_kinds(options)
+        self._options = options
+        self._started = time.perf_counter()
+        self._free = available_bytes()
+        with ExitStack() as held:
+            self._events = _open_events(options)
+            if self._events is not None:
+                held.callback(self._events.close)
+            self._files = held.enter_context(open_model_files(path))
+            self._backend = make_backend(options)
+            self._model = PendingModel(
+                self._files, self._backend, weight_dtype=options.weight_dtype, max_model_len=options.max_model_len
+            )
+            # Before anything that stays: what it uses for a moment is then used again.
+            self._tokenizer, self._chat_template = load_text(self._files)
+            self._held = held.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.close()
+
+    def finish(self) -> LoadedModel:
+        """The model, with its engine; to be asked for once."""
+        model = self._model.finish()
+        files, tokenizer, events = self._files, self._tokenizer, self._events
+        del self._model, self._files  # the last views of the mapped files, and all metadata
+        engine, summary = self._make_engine(files, model, tokenizer)
+        names = (files.path.name, str((files.metadata or {}).get("general.name", "")))
+        self._held.pop_all()  # events are the loaded model's from here on
+        files.close()
+        return LoadedModel(engine, model, tokenizer, self._chat_template, summary, events, names)
+
+    def _make_engine(self, files: ModelFiles, model: Model, tokenizer: Tokenizer) -> tuple[Engine, LoadSummary]:
+        """Reserve the KV pool and put the engine together."""
+        options, backend, events = self._options, self._backend, self._events
+        cache, max_model_len = _plan_pool(model, options, self._free)
+        scheduler = SchedulerConfig(
+            max_num_seqs=options.max_num_seqs,
+            token_budget=options.token_budget,
+            max_model_len=max_model_len,
+            recompute_all=not options.kv_cache,
+            speculation=options.speculation,
+        )
+        storage = KVStorage(model.config, cache)
+        runner = ModelRunner(
+            model, backend, storage, cache.block_size, scheduler.token_budget, vocab_size=tokenizer.vocab_size
+        )
+        summary = LoadSummary(
+            model=files.path.name,
+            architecture=model.config.architecture,
+            backend=backend.name,
+            instruction_set=backend.instruction_set,
+            threads=backend.num_threads,
+            weight_bytes=model.num_bytes,
+            weight_dtype=options.weight_dtype,
+            kv_cache=options.kv_cache,
+            kv_dtype=cache.kv_dtype,
+            kv_pool_bytes=storage.num_bytes,
+            kv_bytes_per_token=model.config.kv_bytes_per_token(cache.kv_dtype),
+            kv_pool_tokens=cache.num_blocks * cache.block_size,
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            prefix_cache=cache.prefix_cache,
+            max_model_len=max_model_len,
+            available_bytes=self._free,
+            load_s=time.perf_counter() - self._started,
+        )
+        if events is None:  # block hashes stay in the process, where there is one model: nothing to tell apart
+            return Engine(runner, cache, scheduler, clock=_milliseconds), summary
+        root = cache_identity(files, tokenizer, backend, options).root()
+        return Engine(runner, cache, scheduler, publish_events=events.publish, root=root, clock=_milliseconds), summary
 
 
 def make_backend(options: EngineOptions) -> Backend:
@@ -137,59 +210,6 @@ def make_backend(options: EngineOptions) -> Backend:
     if options.instruction_set not in sets:
         raise InvalidRequestError("instruction_set", " or ".join(sets), options.instruction_set)
     return CpuBackend(num_threads=threads, instruction_set=options.instruction_set)
-
-
-def load_engine(
-    files: ModelFiles, tokenizer: Tokenizer, options: EngineOptions, events: EventPublisher | None = None
-) -> tuple[Engine, Model, LoadSummary]:
-    """Load weights, reserve the KV pool and put the engine together.
-
-    Raises:
-        ModelFormatError: the files hold no usable model.
-        CapacityError: the KV memory granted can't hold one sequence of `max_model_len` tokens.
-        InvalidRequestError: an option is out of range.
-    """
-    started = time.perf_counter()
-    free = available_bytes()
-    backend = make_backend(options)
-    model = load_model(files, backend, weight_dtype=options.weight_dtype, max_model_len=options.max_model_len)
-    cache, max_model_len = _plan_pool(model, options, free)
-    scheduler = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs,
-        token_budget=options.token_budget,
-        max_model_len=max_model_len,
-        recompute_all=not options.kv_cache,
-        speculation=options.speculation,
-    )
-    storage = KVStorage(model.config, cache)
-    runner = ModelRunner(
-        model, backend, storage, cache.block_size, scheduler.token_budget, vocab_size=tokenizer.vocab_size
-    )
-    summary = LoadSummary(
-        model=files.path.name,
-        architecture=model.config.architecture,
-        backend=backend.name,
-        instruction_set=backend.instruction_set,
-        threads=backend.num_threads,
-        weight_bytes=model.num_bytes,
-        weight_dtype=options.weight_dtype,
-        kv_cache=options.kv_cache,
-        kv_dtype=cache.kv_dtype,
-        kv_pool_bytes=storage.num_bytes,
-        kv_bytes_per_token=model.config.kv_bytes_per_token(cache.kv_dtype),
-        kv_pool_tokens=cache.num_blocks * cache.block_size,
-        num_blocks=cache.num_blocks,
-        block_size=cache.block_size,
-        prefix_cache=cache.prefix_cache,
-        max_model_len=max_model_len,
-        available_bytes=free,
-        load_s=time.perf_counter() - started,
-    )
-    if events is None:  # block hashes stay in the process, where there is one model: nothing to tell apart
-        return Engine(runner, cache, scheduler, clock=_milliseconds), model, summary
-    root = cache_identity(files, tokenizer, backend, options).root()
-    engine = Engine(runner, cache, scheduler, publish_events=events.publish, root=root, clock=_milliseconds)
-    return engine, model, summary
 
 
 def _milliseconds() -> int:

@@ -4,7 +4,10 @@ Names and layouts differ between GGUF and Hugging Face; from here on there is on
 rows of q and k with rotary pairs side by side, `(2i, 2i + 1)`; `MatrixPart.row_order` puts them back to `(i, i + D/2)`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -13,8 +16,8 @@ from foreword.core.errors import InvalidRequestError, ModelFormatError
 from foreword.models.files import ModelFiles
 from foreword.models.llama import LlamaWeights
 from foreword.models.rope import RotaryTable
-from foreword.ops.backend import F32, I32, Backend, LayerWeights, PackedMatrix
-from foreword.ops.quantise import dequantise, is_finite, requantise
+from foreword.ops.backend import F32, I32, Backend, LayerWeights, NotFiniteError, PackedMatrix
+from foreword.ops.quantise import dequantise, requantise
 from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart, RawTensor
 
 WeightDtype = Literal["auto", "f32", "q8", "q4"]
@@ -69,36 +72,63 @@ _HF_NAMES = {
     "up_bias": "model.layers.{}.mlp.up_proj.bias",
     "down_bias": "model.layers.{}.mlp.down_proj.bias",
 }
+_Packed = Sequence[PackedMatrix]
+_Wanted = Callable[[_Packed], PackedMatrix]
 _DERIVED = ".rotary_emb.inv_freq"  # old checkpoints store what the config says already
 
 
-def read_weights(files: ModelFiles, backend: Backend, weight_dtype: WeightDtype) -> LlamaWeights:
-    """Pack all weights of a model of the llama family for `backend`.
+class PendingWeights:
+    """All weights of a model of the llama family; most matrices are being packed from construction on.
+
+    The files stay open until `finish`. Matrices of a type that has to be made are made and packed one by one, so that
+    no two lie in memory twice.
 
     Raises:
         ModelFormatError: a tensor is missing, superfluous, of a shape unlike the config, of a type that can't be used,
             or holds a value that is no finite number.
         InvalidRequestError: no such `weight_dtype`.
     """
-    if weight_dtype not in get_args(WeightDtype):
-        raise InvalidRequestError("weight_dtype", ", ".join(get_args(WeightDtype)), weight_dtype)
-    reader = _WeightReader(files, backend, weight_dtype)
-    config = files.config
-    embedding = reader.matrix("embedding", config.vocab_size, config.hidden_size)
-    head = embedding if config.tied_embeddings else reader.matrix("head", config.vocab_size, config.hidden_size)
-    weights = LlamaWeights(
-        embedding=embedding,
-        layers=[reader.layer(index) for index in range(config.num_layers)],
-        final_norm=reader.vector("final_norm", config.hidden_size),
-        head=head,
-        rotary=reader.rotary(),
-    )
-    reader.check_nothing_is_left()
-    return weights
+
+    def __init__(self, files: ModelFiles, backend: Backend, weight_dtype: WeightDtype) -> None:
+        if weight_dtype not in get_args(WeightDtype):
+            raise InvalidRequestError("weight_dtype", ", ".join(get_args(WeightDtype)), weight_dtype)
+        reader = _WeightReader(files, backend, weight_dtype)
+        config = files.config
+        self._path = files.path
+        self._embedding = reader.matrix("embedding", config.vocab_size, config.hidden_size)
+        self._head = self._embedding
+        if not config.tied_embeddings:
+            self._head = reader.matrix("head", config.vocab_size, config.hidden_size)
+        self._layers = [reader.layer(index) for index in range(config.num_layers)]
+        self._final_norm = reader.vector("final_norm", config.hidden_size)
+        self._rotary = reader.rotary()
+        reader.check_nothing_is_left()
+        self._packing = backend.begin_packing(reader.waiting)
+
+    def finish(self) -> LlamaWeights:
+        """The weights, all packed.
+
+        Raises:
+            ModelFormatError: a matrix holds a value that is no finite number.
+        """
+        try:
+            packed = self._packing.matrices()
+        except NotFiniteError as error:
+            raise _not_finite(self._path, error.tensor) from None
+        return LlamaWeights(
+            embedding=self._embedding(packed),
+            layers=[layer(packed) for layer in self._layers],
+            final_norm=self._final_norm,
+            head=self._head(packed),
+            rotary=self._rotary,
+        )
 
 
 class _WeightReader:
-    """Looks tensors up, checks them, and remembers which were used."""
+    """Looks tensors up, checks them, and remembers which were used.
+
+    Matrices stand for what they will be: `waiting` has the parts of those that are packed together at the end.
+    """
 
     def __init__(self, files: ModelFiles, backend: Backend, weight_dtype: WeightDtype) -> None:
         self._path = files.path
@@ -110,31 +140,34 @@ class _WeightReader:
         if files.kind == "safetensors" and "embed_tokens.weight" in files.tensors:  # saved without its head
             self._names = {part: name.removeprefix("model.") for part, name in _HF_NAMES.items()}
         self._used: set[str] = set()
+        self.waiting: list[list[MatrixPart]] = []
         self._interleaved = files.kind == "gguf" and files.config.architecture in ("llama", "mistral")
 
-    def layer(self, index: int) -> LayerWeights:
+    def layer(self, index: int) -> Callable[[_Packed], LayerWeights]:
         config = self._config
         hidden, middle, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
         sizes = {name: count * head_dim for name, count in heads.items()}
         orders = {name: self._row_order(name, count) for name, count in heads.items()}
         mlp_sizes = {"gate": middle, "up": middle}
-        return LayerWeights(
+        qkv = self._fused(sizes, hidden, index, orders)
+        output = self.matrix("output", hidden, sizes["q"], index)
+        gate_up = self._fused(mlp_sizes, hidden, index, {})
+        down = self.matrix("down", hidden, middle, index)
+        rest = partial(
+            LayerWeights,
             attention_norm=self.vector("attention_norm", hidden, index),
-            qkv=self._fused(sizes, hidden, index, orders),
             qkv_bias=self._fused_bias(sizes, index, orders) if config.attention_bias else None,
             q_norm=self.vector("q_norm", head_dim, index) if config.qk_norm else None,
             k_norm=self.vector("k_norm", head_dim, index) if config.qk_norm else None,
-            output=self.matrix("output", hidden, sizes["q"], index),
             output_bias=self.vector("output_bias", hidden, index) if config.output_bias else None,
             mlp_norm=self.vector("mlp_norm", hidden, index),
-            gate_up=self._fused(mlp_sizes, hidden, index, {}),
             gate_up_bias=self._fused_bias(mlp_sizes, index, {}) if config.mlp_bias else None,
-            down=self.matrix("down", hidden, middle, index),
             down_bias=self.vector("down_bias", hidden, index) if config.mlp_bias else None,
         )
+        return lambda packed: rest(qkv=qkv(packed), output=output(packed), gate_up=gate_up(packed), down=down(packed))
 
-    def matrix(self, part: str, rows: int, cols: int, layer: int = -1) -> PackedMatrix:
+    def matrix(self, part: str, rows: int, cols: int, layer: int = -1) -> _Wanted:
         return self._pack([MatrixPart(self._matrix_tensor(part, rows, cols, layer))])
 
     def vector(self, part: str, size: int, layer: int = -1) -> F32:
@@ -144,7 +177,7 @@ class _WeightReader:
         except ValueError as error:
             raise self._error(tensor.name, str(error)) from None
         if not np.isfinite(values).all():
-            raise self._error(tensor.name, "holds a value that is not a finite number")
+            raise _not_finite(self._path, tensor.name)
         return values
 
     def rotary(self) -> RotaryTable:
@@ -164,7 +197,7 @@ class _WeightReader:
             more = f" ({len(left) - 1} more like it)" if len(left) > 1 else ""
             raise self._error(left[0], f"has no place in a {self._config.architecture} model of this config{more}")
 
-    def _fused(self, sizes: Mapping[str, int], cols: int, layer: int, orders: Mapping[str, I32 | None]) -> PackedMatrix:
+    def _fused(self, sizes: Mapping[str, int], cols: int, layer: int, orders: Mapping[str, I32 | None]) -> _Wanted:
         return self._pack(
             [MatrixPart(self._matrix_tensor(part, rows, cols, layer), orders.get(part)) for part, rows in sizes.items()]
         )
@@ -187,12 +220,9 @@ class _WeightReader:
     def _matrix_tensor(self, part: str, rows: int, cols: int, layer: int) -> RawTensor:
         tensor = self._tensor(part, (rows, cols), layer)
         try:
-            tensor = requantise(tensor, self._stored_type(part, tensor.type))
+            return requantise(tensor, self._stored_type(part, tensor.type))
         except ValueError as error:
             raise self._error(tensor.name, str(error)) from None
-        if not is_finite(tensor):
-            raise self._error(tensor.name, "holds a value that is not a finite number")
-        return tensor
 
     def _stored_type(self, part: str, type_name: str) -> str:
         match self._weight_dtype:
@@ -218,8 +248,19 @@ class _WeightReader:
         self._used.add(name)
         return tensor
 
-    def _pack(self, parts: list[MatrixPart]) -> PackedMatrix:
-        return self._backend.pack_matrix(parts)
+    def _pack(self, parts: list[MatrixPart]) -> _Wanted:
+        if all(self._tensors[part.tensor.name] is part.tensor for part in parts):
+            self.waiting.append(parts)
+            return itemgetter(len(self.waiting) - 1)
+        try:
+            (made,) = self._backend.begin_packing([parts]).matrices()
+        except NotFiniteError as error:
+            raise _not_finite(self._path, error.tensor) from None
+        return lambda _: made
 
     def _error(self, name: str, detail: str) -> ModelFormatError:
         return ModelFormatError(self._path, f"tensor {name}", detail)
+
+
+def _not_finite(path: Path, name: str) -> ModelFormatError:
+    return ModelFormatError(path, f"tensor {name}", "holds a value that is not a finite number")

@@ -125,6 +125,25 @@ class DecoderSizes(Struct, frozen=True):
     scale: float
 
 
+class NotFiniteError(ValueError):
+    """Weights of which a value is infinite or not a number; `tensor` names them."""
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(f"{tensor}: holds a value that is not a finite number")
+        self.tensor = tensor
+
+
+class Packing(Protocol):
+    """Matrices that are being packed, where the backend can, beside whatever else is done."""
+
+    def matrices(self) -> list[PackedMatrix]:
+        """All of them, in their order; to be asked for once.
+
+        Raises:
+            NotFiniteError: a part holds a value that is not finite.
+        """
+
+
 class Decoder(Protocol):
     """A stack of layers as one call: `embed`, then each layer's kernels in turn, with the same bits."""
 
@@ -157,6 +176,13 @@ class Backend(Protocol):
 
     def pack_matrix(self, parts: Sequence[MatrixPart]) -> PackedMatrix:
         """Lay weights out for `linear`; outputs of the parts follow one another.
+
+        Raises:
+            ValueError: a part's type is not in `PACKED_EXACTLY`, or sizes disagree.
+        """
+
+    def begin_packing(self, matrices: Sequence[Sequence[MatrixPart]]) -> Packing:
+        """Begin to lay out several matrices, each of parts as for `pack_matrix`.
 
         Raises:
             ValueError: a part's type is not in `PACKED_EXACTLY`, or sizes disagree.

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foreword import _native
 from foreword.ops.backend import (
     F32,
@@ -12,12 +15,15 @@ from foreword.ops.backend import (
     KVArray,
     LayerCaches,
     LayerWeights,
+    NotFiniteError,
     PackedMatrix,
     SamplingBatch,
     TopLogprobs,
 )
 from foreword.ops.kv_layout import copy_blocks
 from foreword.ops.raw_tensor import MatrixPart
+
+_PIECES_AT_ONCE = 200  # some 20 ms a thread, so that an interrupt gets in
 
 
 class CpuBackend:
@@ -38,8 +44,11 @@ class CpuBackend:
 
     def pack_matrix(self, parts: Sequence[MatrixPart]) -> PackedMatrix:
         """See `Backend.pack_matrix`."""
-        described = [(p.tensor.type, p.tensor.shape[0], p.tensor.shape[1], p.tensor.data, p.row_order) for p in parts]
-        return _native.pack_matrix(self._context, described)
+        return _native.pack_matrix(self._context, _described(parts))
+
+    def begin_packing(self, matrices: Sequence[Sequence[MatrixPart]]) -> "CpuPacking":
+        """See `Backend.begin_packing`."""
+        return CpuPacking(self._context, matrices)
 
     def embed(self, table: PackedMatrix, token_ids: I32, out: F32) -> None:
         """See `Backend.embed`."""
@@ -136,6 +145,24 @@ class CpuBackend:
         return TopLogprobs(*_native.top_logprobs(self._context, logits, token_ids, k))
 
 
+class CpuPacking:
+    """`Packing` on a thread in C++, which the pool helps from the moment somebody waits."""
+
+    def __init__(self, context: _native.Context, matrices: Sequence[Sequence[MatrixPart]]) -> None:
+        self._names = [[part.tensor.name for part in parts] for parts in matrices]
+        self._native = _native.Packing(context, [_described(parts) for parts in matrices])
+
+    def matrices(self) -> list[PackedMatrix]:
+        """See `Packing.matrices`."""
+        while not self._native.help(_PIECES_AT_ONCE):
+            pass
+        packed = self._native.finish()
+        place = self._native.not_finite
+        if place is not None:
+            raise NotFiniteError(self._names[place[0]][place[1]])
+        return list(packed)
+
+
 class CpuDecoder:
     """`Decoder` in C++: one parallel region for all layers, with a barrier between kernels."""
 
@@ -218,6 +245,10 @@ class CpuDecoder:
 def available_instruction_sets() -> tuple[str, ...]:
     """Instruction sets this build carries and this machine can run, best first."""
     return tuple(_native.available_instruction_sets())
+
+
+def _described(parts: Sequence[MatrixPart]) -> list[tuple[str, int, int, NDArray[np.uint8], I32 | None]]:
+    return [(p.tensor.type, p.tensor.shape[0], p.tensor.shape[1], p.tensor.data, p.row_order) for p in parts]
 
 
 def _own(matrix: PackedMatrix) -> _native.PackedMatrix:

@@ -25,6 +25,7 @@ from foreword.ops.backend import (
     TopLogprobs,
 )
 from foreword.ops.kv_layout import KVParts, copy_blocks, key_parts, value_parts
+from foreword.ops.late_packing import LatePacking
 from foreword.ops.raw_tensor import PACKED_EXACTLY, MatrixPart
 
 GROUP = 32  # inputs that share one scale, of weights and of rounded activations
@@ -81,6 +82,10 @@ class ReferenceBackend:
         if len({v.shape[1] for v in values}) != 1:
             raise ValueError(f"parts: expected one number of inputs, got {[v.shape[1] for v in values]}")
         return ReferenceMatrix(np.concatenate(values), np.concatenate(rounds))
+
+    def begin_packing(self, matrices: Sequence[Sequence[MatrixPart]]) -> LatePacking:
+        """See `Backend.begin_packing`."""
+        return LatePacking(self, matrices)
 
     def embed(self, table: PackedMatrix, token_ids: I32, out: F32) -> None:
         """See `Backend.embed`."""
