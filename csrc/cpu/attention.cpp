@@ -32,7 +32,7 @@ AttentionStage::AttentionStage(const AttentionArgs& args, const KvCacheView& cac
   problem_.partial_floats = problem_.padded_dim + kPanel;
   problem_.tokens = plan_.tokens.data();
   problem_.unit_tokens = plan_.unit_tokens.data();
-  scratch_floats_ = attention_scratch_floats(problem_, plan_.max_rows);
+  scratch_floats_ = attention_scratch_floats(problem_, plan_.max_rows, plan_.max_heads);
   scratch_ = allocate(scratch_floats_ * context.pool.num_threads());
   if (plan_.num_partials > 0) {
     partials_ = allocate(plan_.num_partials * problem_.partial_floats);
@@ -53,22 +53,23 @@ void AttentionStage::start(void* k, void* v) {
 }
 
 void AttentionStage::work(std::size_t thread) {
-  const std::size_t num_kv_heads = problem_.cache.num_kv_heads;
-  const std::size_t num_items = plan_.units.size() * num_kv_heads;
   while (true) {
-    const std::size_t item = next_.fetch_add(1, std::memory_order_relaxed);
-    if (item >= num_items) return;
-    const AttentionUnit& unit = plan_.units[item / num_kv_heads];
-    const std::size_t kv_head = item % num_kv_heads;
-    const bool goes_on = !unit.split || can_go_on(unit, kv_head);
-    kernels_.attend(problem_, unit, kv_head, goes_on, scratch_.get() + thread * scratch_floats_);
-    if (unit.split) finish(unit, kv_head, goes_on);
+    const std::size_t next = next_.fetch_add(1, std::memory_order_relaxed);
+    if (next >= plan_.items.size()) return;
+    const AttentionItem& item = plan_.items[next];
+    const AttentionUnit& unit = plan_.units[item.unit];
+    const bool goes_on = !unit.split || can_go_on(unit, item);
+    kernels_.attend(problem_, unit, item, goes_on, scratch_.get() + thread * scratch_floats_);
+    if (!unit.split) continue;
+    for (std::size_t kv_head = item.head_begin; kv_head < item.head_end; ++kv_head) finish(unit, kv_head, goes_on);
   }
 }
 
-bool AttentionStage::can_go_on(const AttentionUnit& unit, std::size_t kv_head) {
+bool AttentionStage::can_go_on(const AttentionUnit& unit, const AttentionItem& item) {
   for (std::size_t i = 0; i < unit.num_tokens; ++i) {
-    if (progress_of(unit, i, kv_head).num_merged.load(std::memory_order_acquire) != unit.tile_begin) return false;
+    for (std::size_t kv_head = item.head_begin; kv_head < item.head_end; ++kv_head) {
+      if (progress_of(unit, i, kv_head).num_merged.load(std::memory_order_acquire) != unit.tile_begin) return false;
+    }
   }
   return true;
 }
@@ -94,11 +95,12 @@ void AttentionStage::finish(const AttentionUnit& unit, std::size_t kv_head, bool
   }
 }
 
-std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows) {
+std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows, std::size_t heads) {
   const std::size_t dim = problem.cache.head_dim, padded_dim = problem.padded_dim;
   const std::size_t padded_rows = (rows + kPanel - 1) / kPanel * kPanel;
   const std::size_t band = kBandRows * (kAttentionTile + padded_dim);
-  const std::size_t floats = band + padded_rows * (padded_dim + dim + 10) + kAttentionTile * (dim + padded_dim + 2);
+  const std::size_t floats =
+      band + padded_rows * (padded_dim + dim + 10) + kAttentionTile * (dim + padded_dim + 2 * heads);
   return (floats + kPanel - 1) / kPanel * kPanel;
 }
 

@@ -7,9 +7,9 @@
 namespace foreword {
 namespace {
 
-// A unit's rows; carved out of the thread's scratch.
+// An item's rows, those of a KV head beside one another; carved out of the thread's scratch.
 struct UnitWork {
-  std::size_t rows, head_dim, padded_dim;
+  std::size_t rows, head_rows, head_dim, padded_dim;                  // head_rows: of one KV head
   float* queries;                                                     // groups of up to kRowGroup rows, see RowBand
   float* values;                                                      // [rows, padded_dim] of the tiles so far
   float *tile_peak, *tile_sum, *peak, *sum, *old_share, *tile_share;  // [rows], padded to whole vectors
@@ -18,11 +18,12 @@ struct UnitWork {
   float* tile_values;                                                 // [kBandRows, padded_dim]
   float* packed_keys;                                                 // panels [D, kPanel]
   float* packed_values;                                               // panels [kAttentionTile, kPanel]
-  float *key_scales, *value_scales;                                   // [kAttentionTile], of codes
+  float *key_scales, *value_scales;                                   // [KV heads, kAttentionTile], of codes
   float *row_scales, *steps, *inverse_steps;                          // [rows] of codes, see attention_codes.h
 
-  UnitWork(const AttentionProblem& problem, const AttentionUnit& unit, float* scratch) {
-    rows = unit.num_tokens * problem.group;
+  UnitWork(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item, float* scratch) {
+    head_rows = unit.num_tokens * problem.group;
+    rows = head_rows * item.num_heads();
     head_dim = problem.cache.head_dim;
     padded_dim = problem.padded_dim;
     const std::size_t padded_rows = (rows + kPanel - 1) / kPanel * kPanel;
@@ -39,7 +40,7 @@ struct UnitWork {
     limits = reinterpret_cast<std::int32_t*>(take(padded_rows));
     packed_keys = take(kAttentionTile * head_dim);
     packed_values = take(kAttentionTile * padded_dim);
-    for (float** part : {&key_scales, &value_scales}) *part = take(kAttentionTile);
+    for (float** part : {&key_scales, &value_scales}) *part = take(kAttentionTile * item.num_heads());
     for (float** part : {&row_scales, &steps, &inverse_steps}) *part = take(padded_rows);
     for (std::size_t i = 0; i < 6 * padded_rows; ++i) tile_peak[i] = 0.0f;  // the padding is computed with
   }
@@ -82,6 +83,23 @@ struct RowBand {
         row_scales(work.row_scales + first),
         steps(work.steps + first),
         inverse_steps(work.inverse_steps + first) {}
+
+  // Rows [first, first + count) of these, for what treats each row alone: they need not begin at a whole vector.
+  FOREWORD_INLINE RowBand part(std::size_t first, std::size_t count) const {
+    RowBand band = *this;
+    band.rows = count;
+    band.queries += first * head_dim;
+    band.query_codes += first * head_dim;
+    band.limits += first;
+    band.scores += first * kAttentionTile;
+    band.tile_values += first * padded_dim;
+    band.values += first * padded_dim;
+    for (float** row : {&band.tile_peak, &band.tile_sum, &band.peak, &band.sum, &band.old_share, &band.tile_share,
+                        &band.row_scales, &band.steps, &band.inverse_steps}) {
+      *row += first;
+    }
+    return band;
+  }
 };
 
 // Scores of every row for the first `num_keys` keys; what lies behind a row's limit is not looked at later.

@@ -13,7 +13,7 @@ inline const AttentionToken& unit_token(const AttentionProblem& problem, const A
   return problem.tokens[problem.unit_tokens[unit.token_begin + i]];
 }
 
-// Row r of a unit's `rows`: its query, and the group of rows that it is packed with.
+// Row r of a KV head's `rows`: its query, and the group of rows that it is packed with.
 struct UnitRow {
   const float* query;
   std::size_t group_begin, group_rows;
@@ -28,23 +28,31 @@ struct UnitRow {
   }
 };
 
-// The blocks of one KV head as the tile's keys see them.
+// The blocks of KV heads that lie beside one another, as the tile's keys see them.
 template <class T>
 struct TileBlocks {
   const T* keys;
   const T* values;
   const std::int32_t* table;
-  std::size_t block_size, head_dim, block_stride, start;
+  std::size_t block_size, head_dim, head_size, block_stride, start;
 
   TileBlocks(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile) {
     block_size = problem.cache.block_size;
     head_dim = problem.cache.head_dim;
-    const std::size_t head_size = problem.cache.head_bytes() / sizeof(T);
+    head_size = problem.cache.head_bytes() / sizeof(T);
     block_stride = problem.cache.num_kv_heads * head_size;
     keys = static_cast<const T*>(problem.cache.k) + kv_head * head_size;
     values = static_cast<const T*>(problem.cache.v) + kv_head * head_size;
     table = unit.block_table;
     start = tile * kAttentionTile;
+  }
+
+  // Of the KV head that lies `count` behind.
+  FOREWORD_INLINE TileBlocks head(std::size_t count) const {
+    TileBlocks blocks = *this;
+    blocks.keys += count * head_size;
+    blocks.values += count * head_size;
+    return blocks;
   }
 
   struct Place {
@@ -64,23 +72,37 @@ FOREWORD_INLINE void for_runs(const TileBlocks<T>& blocks, std::size_t num_keys,
   }
 }
 
-// The tile's values; all of the blocks that hold its keys (dimensions lie apart), and the first line of the scales
-// of both (16 of them), asked for at once, since a piece is asked for in whole steps.
+// Products work on up to four vectors of keys: lets those behind the last repeat it.
+template <class Simd, class T>
+FOREWORD_INLINE void repeat_last_vector(std::size_t num_keys, const T** key_vectors) {
+  const std::size_t used = (num_keys + Simd::kLanes - 1) / Simd::kLanes;
+  for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) key_vectors[v] = key_vectors[used - 1];
+}
+
+// The tile's values, and all of the blocks that hold its keys (dimensions lie apart), of `num_heads` KV heads: whole
+// blocks from end to end. Of a block that the tile has a part of, and where a head is alone, the values that are needed
+// and the first line of the scales of both (16 of them), these asked for at once, since a piece is asked for in whole
+// steps.
 template <class T, class Ahead>
-void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
+void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_heads, std::size_t num_keys, Ahead& ahead) {
   for_runs(blocks, num_keys, [&](std::size_t, std::size_t run, auto place) {
-    ahead.add(blocks.values + place.block + place.offset * blocks.head_dim, run * blocks.head_dim * sizeof(T));
+    const T* const block = blocks.values + place.block;
+    if (num_heads > 1 && run == blocks.block_size) return ahead.add(block, num_heads * blocks.head_size * sizeof(T));
+    for (std::size_t h = 0; h < num_heads; ++h) {
+      const T* const head = block + h * blocks.head_size;
+      ahead.add(head + place.offset * blocks.head_dim, run * blocks.head_dim * sizeof(T));
+      if constexpr (kIsCode<T>) __builtin_prefetch(head + blocks.block_size * blocks.head_dim);
+    }
   });
 }
 template <class T, class Ahead>
-void add_keys_ahead(const TileBlocks<T>& blocks, std::size_t num_keys, Ahead& ahead) {
+void add_keys_ahead(const TileBlocks<T>& blocks, std::size_t num_heads, std::size_t num_keys, Ahead& ahead) {
   for_runs(blocks, num_keys, [&](std::size_t, std::size_t, auto place) {
+    const T* const block = blocks.keys + place.block;
+    if (num_heads > 1) return ahead.add(block, num_heads * blocks.head_size * sizeof(T));
     const std::size_t codes = blocks.block_size * blocks.head_dim;
-    ahead.add(blocks.keys + place.block, codes * sizeof(T));
-    if constexpr (kIsCode<T>) {
-      __builtin_prefetch(blocks.keys + place.block + codes);
-      __builtin_prefetch(blocks.values + place.block + codes);
-    }
+    ahead.add(block, codes * sizeof(T));
+    if constexpr (kIsCode<T>) __builtin_prefetch(block + codes);
   });
 }
 

@@ -7,15 +7,15 @@
 namespace foreword {
 namespace {
 
-// Queries of the unit as codes, and their rows' scales, in the order score_codes_block reads them.
+// Queries of one KV head as codes, and their rows' scales, in the order score_codes_block reads them.
 inline void pack_query_codes(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head,
-                             const UnitWork& work) {
+                             std::size_t first, const UnitWork& work) {
   const float scale = problem.args.scale * kLog2E;
-  std::int16_t* const codes = reinterpret_cast<std::int16_t*>(work.queries);
-  for (std::size_t r = 0; r < work.rows; ++r) {
-    const UnitRow row(problem, unit, kv_head, r, work.rows);
+  std::int16_t* const codes = reinterpret_cast<std::int16_t*>(work.queries) + first * work.head_dim;
+  for (std::size_t r = 0; r < work.head_rows; ++r) {
+    const UnitRow row(problem, unit, kv_head, r, work.head_rows);
     const CodeScale by = scale_by_length(row.query, work.head_dim);
-    work.row_scales[r] = by.scale * scale;
+    work.row_scales[first + r] = by.scale * scale;
     std::int16_t* const packed = codes + row.group_begin * work.head_dim + (r - row.group_begin) * 2;
     for (std::size_t d = 0; d < work.head_dim; d += 2) {
       std::int16_t* const pair = packed + d * row.group_rows;
@@ -26,35 +26,26 @@ inline void pack_query_codes(const AttentionProblem& problem, const AttentionUni
   }
 }
 
-// Copies the scales of the tile's keys and values to where they follow one another.
+// Copies the scales of the tile's keys, or of its values, to where they follow one another.
 template <class Code>
-void copy_scales(const TileBlocks<Code>& blocks, std::size_t num_keys, const UnitWork& work) {
+void copy_scales(const TileBlocks<Code>& blocks, const Code* of, std::size_t num_keys, float* scales) {
   const std::size_t codes = blocks.block_size * blocks.head_dim;
   for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-    const auto copy = [&](const Code* block, float* scales) {
-      const char* const first = reinterpret_cast<const char*>(block + place.block + codes);
-      __builtin_memcpy(scales + key, first + place.offset * kKvScaleBytes, run * kKvScaleBytes);
-    };
-    copy(blocks.keys, work.key_scales);
-    copy(blocks.values, work.value_scales);
+    const char* const first = reinterpret_cast<const char*>(of + place.block + codes);
+    __builtin_memcpy(scales + key, first + place.offset * kKvScaleBytes, run * kKvScaleBytes);
   });
 }
 
-// Points at the tile where it lies: vectors of keys and of values are whole.
+// Points at the tile's keys where they lie: vectors are whole.
 template <class Simd, class Code>
-void point_at_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, TileCodes<Simd, Code>& tile) {
+void point_at_key_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, TileCodes<Simd, Code>& tile) {
   tile.key_stride = 2 * blocks.block_size;
   for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
     for (std::size_t i = 0; i < run; i += Simd::kLanes) {
       tile.key_vectors[(key + i) / Simd::kLanes] = blocks.keys + place.block + 2 * (place.offset + i);
     }
-    for (std::size_t i = 0; i < run; i += 2) {
-      tile.value_rows[(key + i) / 2] = blocks.values + place.block + (place.offset + i) * blocks.head_dim;
-    }
   });
-  // score_codes_block works on up to four vectors: let those behind the last repeat it.
-  const std::size_t used = (num_keys + Simd::kLanes - 1) / Simd::kLanes;
-  for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
+  repeat_last_vector<Simd>(num_keys, tile.key_vectors);
 }
 
 // Copies the tile's keys into panels [D/2, kPanel, 2] of int16. Vectors that lie in one block are read whole; what they
@@ -106,26 +97,46 @@ void pack_value_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, std:
   });
 }
 
-// Few rows: reads the tile where it lies, its values asked for during the scores, the next tile's keys during the
-// values.
+// Few rows: reads the tile where it lies, one KV head after another, its values asked for during the scores, the next
+// tile's keys during the values.
 template <class Simd, class Code>
 void attend_codes_in_place(const TileBlocks<Code>& blocks, std::size_t num_keys, const TileBlocks<Code>& next,
                            std::size_t num_next_keys, const UnitWork& work, const RowBand& band) {
   // A step of eight turns uses up to eight pairs of two vectors: as much is asked for.
   constexpr std::size_t kTurns = 8;
+  const std::size_t rows = work.head_rows, num_heads = band.rows / rows;
   TileAhead<LinesAhead<kTurns, kTurns * 4 * Simd::kLanes * sizeof(Code) / kCacheLine>> ahead;
-  add_values_ahead(blocks, num_keys, ahead.values);
-  add_keys_ahead(next, num_next_keys, ahead.keys);
-  TileCodes<Simd, Code> tile;
-  point_at_codes<Simd>(blocks, num_keys, tile);
-  copy_scales(blocks, num_keys, work);
-  tile.key_scales = work.key_scales;
-  tile.value_scales = work.value_scales;
-  const auto panel_of = [&](std::size_t d) { return [&tile, d](std::size_t i) { return tile.value_rows[i] + 2 * d; }; };
-  if (band.padded_dim % (2 * kPanel) == 0) {
-    attend_codes_band<Simd, 2 * kPanel>(band, tile, num_keys, panel_of, ahead);
-  } else {
-    attend_codes_band<Simd, kPanel>(band, tile, num_keys, panel_of, ahead);
+  add_values_ahead(blocks, num_heads, num_keys, ahead.values);
+  add_keys_ahead(next, num_heads, num_next_keys, ahead.keys);
+  for (std::size_t h = 0; h < num_heads; ++h) {
+    const TileBlocks<Code> head = blocks.head(h);
+    TileCodes<Simd, Code> tile;
+    point_at_key_codes<Simd>(head, num_keys, tile);
+    copy_scales(head, head.keys, num_keys, work.key_scales);
+    tile.key_scales = work.key_scales;
+    score_codes<Simd>(band.part(h * rows, rows), tile, num_keys, ahead.values);
+  }
+  for (std::size_t h = 0; h < num_heads; ++h) {
+    const TileBlocks<Code> head = blocks.head(h);
+    copy_scales(head, head.values, num_keys, work.value_scales);
+    soften_codes<Simd>(band.part(h * rows, rows), work.value_scales, ahead.keys);
+  }
+  round_weights<Simd>(band);
+  take_in_sums<Simd>(band);
+  for (std::size_t h = 0; h < num_heads; ++h) {
+    const TileBlocks<Code> head = blocks.head(h);
+    const Code* value_rows[kAttentionTile / 2];  // of keys 2i and 2i + 1: D pairs
+    for_runs(head, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+      for (std::size_t i = 0; i < run; i += 2) {
+        value_rows[(key + i) / 2] = head.values + place.block + (place.offset + i) * head.head_dim;
+      }
+    });
+    const auto panel_of = [&](std::size_t d) { return [&, d](std::size_t i) { return value_rows[i] + 2 * d; }; };
+    if (band.padded_dim % (2 * kPanel) == 0) {
+      value_codes<Simd, 2 * kPanel>(band.part(h * rows, rows), panel_of, ahead.keys);
+    } else {
+      value_codes<Simd, kPanel>(band.part(h * rows, rows), panel_of, ahead.keys);
+    }
   }
 }
 
@@ -137,25 +148,25 @@ void attend_codes_packed(const TileBlocks<Code>& blocks, std::size_t num_keys, c
   std::int16_t* const values = reinterpret_cast<std::int16_t*>(work.packed_values);
   pack_key_codes<Simd>(blocks, num_keys, keys);
   pack_value_codes<Simd>(blocks, num_keys, work.padded_dim, values);
-  copy_scales(blocks, num_keys, work);
+  copy_scales(blocks, blocks.keys, num_keys, work.key_scales);
+  copy_scales(blocks, blocks.values, num_keys, work.value_scales);
   TileCodes<Simd, std::int16_t> tile;
   tile.key_stride = 2 * kPanel;
   tile.key_scales = work.key_scales;
-  tile.value_scales = work.value_scales;
   for (std::size_t v = 0; v < kAttentionTile / Simd::kLanes; ++v) {
     const std::size_t key = v * Simd::kLanes;
     tile.key_vectors[v] = keys + key / kPanel * kPanel * work.head_dim + key % kPanel * 2;
   }
   TileAhead<LinesAhead<32, 8>> ahead;
-  add_values_ahead(next, num_next_keys, ahead.values);
-  add_keys_ahead(next, num_next_keys, ahead.keys);
+  add_values_ahead(next, 1, num_next_keys, ahead.values);
+  add_keys_ahead(next, 1, num_next_keys, ahead.keys);
   for (std::size_t first = 0; first < work.rows; first += kBandRows) {
     const RowBand band(work, first, end);
     const auto panel_of = [&](std::size_t d) {
       const std::int16_t* const panel = values + d * kAttentionTile;
       return [panel](std::size_t i) { return panel + i * 2 * kPanel; };
     };
-    attend_codes_band<Simd, kPanel>(band, tile, num_keys, panel_of, ahead);
+    attend_codes_band<Simd, kPanel>(band, tile, work.value_scales, num_keys, panel_of, ahead);
     done(first, band);
   }
 }

@@ -24,13 +24,12 @@ constexpr float kMostWeights = 262000.0f;
 constexpr float kMostWeight = 32767.0f;
 constexpr float kLeastStep = 0x1p-126f;
 
-// Where a tile's keys and values lie. A vector is kLanes pairs.
+// Where a tile's keys lie. A vector is kLanes pairs.
 template <class Simd, class Code>
 struct TileCodes {
   const Code* key_vectors[kAttentionTile / Simd::kLanes];  // dimensions 2i, 2i + 1 of kLanes keys: + i * key_stride
   std::size_t key_stride;
-  const Code* value_rows[kAttentionTile / 2];  // of keys 2i and 2i + 1: D pairs
-  const float *key_scales, *value_scales;      // one a key
+  const float* key_scales;  // one a key
 };
 
 // A row's weights as codes lie where its scores began.
@@ -163,8 +162,7 @@ FOREWORD_INLINE WeightSums<Simd> scaled_weights(float* scores, std::size_t limit
   return sums;
 }
 
-// Scores become codes of weights, 0 behind a row's limit, with each row's step. All of one kind at a time: a row's
-// codes wait for its step, those of the row before need not.
+// Scores become weights times their values' scales, whose largest and sum are left in steps and inverse_steps.
 template <class Simd, class Ahead>
 void soften_codes(const RowBand& band, const float* value_scales, Ahead& ahead) {
   set_peaks<Simd>(band);
@@ -178,6 +176,12 @@ void soften_codes(const RowBand& band, const float* value_scales, Ahead& ahead) 
     band.steps[r] = Simd::largest(sums.largest);
     band.inverse_steps[r] = Simd::sum(sums.scaled);
   }
+}
+
+// They become codes, 0 behind a row's limit, with each row's step. All of one kind at a time: a row's codes wait for
+// its step, those of the row before need not.
+template <class Simd>
+void round_weights(const RowBand& band) {
   for (std::size_t r = 0; r < band.rows; r += Simd::kLanes) {
     const auto by_largest = Simd::load(band.steps + r) * Simd::set(1.0f / kMostWeight);
     const auto by_sum = Simd::load(band.inverse_steps + r) * Simd::set(1.0f / kMostWeights);
@@ -251,10 +255,12 @@ FOREWORD_INLINE void value_codes(const RowBand& band, PanelOf panel_of, Ahead& a
 
 // Weights of a band and its sums, then its values, merged into those of the tiles before as `band.end` says.
 template <class Simd, std::size_t kWidth, class Code, class PanelOf, class Ahead>
-FOREWORD_INLINE void attend_codes_band(const RowBand& band, const TileCodes<Simd, Code>& tile, std::size_t num_keys,
-                                       PanelOf panel_of, TileAhead<Ahead>& ahead) {
+FOREWORD_INLINE void attend_codes_band(const RowBand& band, const TileCodes<Simd, Code>& tile,
+                                       const float* value_scales, std::size_t num_keys, PanelOf panel_of,
+                                       TileAhead<Ahead>& ahead) {
   score_codes<Simd>(band, tile, num_keys, ahead.values);
-  soften_codes<Simd>(band, tile.value_scales, ahead.keys);
+  soften_codes<Simd>(band, value_scales, ahead.keys);
+  round_weights<Simd>(band);
   take_in_sums<Simd>(band);
   value_codes<Simd, kWidth>(band, panel_of, ahead.keys);
 }

@@ -55,12 +55,11 @@ FOREWORD_INLINE typename Simd::Float power_of_two(typename Simd::Float x) {
   return one[0];
 }
 
-// Where a tile's keys and values lie.
+// Where a tile's keys lie.
 template <class Simd, class T>
 struct TileKeys {
   const T* key_vectors[kAttentionTile / Simd::kLanes];  // dimension d of kLanes keys: key_vectors[i] + d * key_stride
   std::size_t key_stride;
-  const T* value_rows[kAttentionTile];
 };
 
 // sums[r][v] += factor_of(r) * vector_of(v). The fewer of the two are held while the others pass by one at a time: with

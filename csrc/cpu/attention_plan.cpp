@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::size_t kMaxRows = 192;     // queries, values and a packed tile fit a 512 KiB cache; packing costs 3 %
 constexpr std::size_t kInPlaceRows = 12;  // see AttentionUnit::in_place
+constexpr std::size_t kInPlaceBytes = 64 << 10;  // of a tile's keys: as many of its values lie beside them in the cache
 constexpr std::size_t kRowsPerCost = 6;
 constexpr std::size_t kUnitsPerThread = 3;  // at least, so that no thread waits long for the last unit
 constexpr std::size_t kMinTiles = 2;        // of a unit that is cut: fewer, and merging shows
@@ -30,7 +31,11 @@ struct ShortSequence {
 class Planner {
  public:
   Planner(const AttentionArgs& args, const KvCacheView& cache, std::size_t num_threads)
-      : args_(args), num_kv_heads_(cache.num_kv_heads), block_size_(cache.block_size), num_threads_(num_threads) {
+      : args_(args),
+        num_kv_heads_(cache.num_kv_heads),
+        block_size_(cache.block_size),
+        tile_bytes_(cache.head_bytes() * kAttentionTile / cache.block_size),
+        num_threads_(num_threads) {
     group_ = args.num_heads / num_kv_heads_;
     // Vectors of up to 8 keys never cross a block, panels of 16 values never cross a row.
     aligned_ = cache.block_size % 8 == 0 && cache.head_dim % 16 == 0;
@@ -46,10 +51,7 @@ class Planner {
     add_short_sequences();
     cut_units();
     place_partials();
-    // Pieces of a unit cost the same, and go in the order in which they can go on from one another.
-    std::sort(plan_.units.begin(), plan_.units.end(), [](const AttentionUnit& a, const AttentionUnit& b) {
-      return a.cost > b.cost || (a.cost == b.cost && a.tile_begin < b.tile_begin);
-    });
+    list_items();
     return std::move(plan_);
   }
 
@@ -96,11 +98,21 @@ class Planner {
   // The unit of the tokens listed since token_begin.
   void add_unit(const std::int32_t* table, std::size_t token_begin, std::size_t tile_begin, std::size_t tile_end) {
     const std::size_t num_tokens = plan_.unit_tokens.size() - token_begin, rows = num_tokens * group_;
-    const std::size_t cost = (tile_end - tile_begin) * ((rows + kRowsPerCost - 1) / kRowsPerCost + 1);
+    const bool in_place = aligned_ && rows <= kInPlaceRows;
+    const std::size_t num_heads = in_place ? heads_together(rows) : 1;
+    const std::size_t cost = (tile_end - tile_begin) * ((rows + kRowsPerCost - 1) / kRowsPerCost + 1) * num_heads;
     plan_.units.push_back({table, narrow(token_begin), narrow(num_tokens), narrow(tile_begin), narrow(tile_end),
-                           narrow(cost), false, aligned_ && rows <= kInPlaceRows});
-    plan_.max_rows = std::max(plan_.max_rows, rows);
+                           narrow(num_heads), narrow(cost), false, in_place});
+    plan_.max_rows = std::max(plan_.max_rows, rows * num_heads);
+    plan_.max_heads = std::max(plan_.max_heads, num_heads);
     for (std::size_t i = token_begin; i < plan_.unit_tokens.size(); ++i) ++plan_.tokens[plan_.unit_tokens[i]].num_units;
+  }
+
+  // KV heads of an item in place: as many as fit a band and the cache, evenly.
+  std::size_t heads_together(std::size_t rows) const {
+    const std::size_t most = std::min(kBandRows / rows, std::max<std::size_t>(1, kInPlaceBytes / tile_bytes_));
+    const std::size_t num_items = (num_kv_heads_ + most - 1) / most;
+    return (num_kv_heads_ + num_items - 1) / num_items;
   }
 
   // Sequences with the same blocks in the same places read them together.
@@ -173,8 +185,8 @@ class Planner {
   void cut_units() {
     if (num_threads_ == 1) return;
     std::size_t total = 0;
-    for (const AttentionUnit& unit : plan_.units) total += unit.cost;
-    const std::size_t limit = std::max<std::size_t>(1, total * num_kv_heads_ / (num_threads_ * kUnitsPerThread));
+    for (const AttentionUnit& unit : plan_.units) total += unit.cost * num_kv_heads_ / unit.num_heads;
+    const std::size_t limit = std::max<std::size_t>(1, total / (num_threads_ * kUnitsPerThread));
     const std::size_t num_whole = plan_.units.size();
     for (std::size_t u = 0; u < num_whole; ++u) {
       const AttentionUnit unit = plan_.units[u];
@@ -210,8 +222,22 @@ class Planner {
       unit.split = plan_.tokens[plan_.unit_tokens[unit.token_begin]].num_units > 1;
   }
 
+  // Pieces of a unit cost the same, and go in the order in which they can go on from one another.
+  void list_items() {
+    for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+      const std::size_t num_heads = plan_.units[u].num_heads;
+      for (std::size_t h = 0; h < num_kv_heads_; h += num_heads) {
+        plan_.items.push_back({narrow(u), narrow(h), narrow(std::min(h + num_heads, num_kv_heads_))});
+      }
+    }
+    std::stable_sort(plan_.items.begin(), plan_.items.end(), [this](const AttentionItem& a, const AttentionItem& b) {
+      const AttentionUnit &of_a = plan_.units[a.unit], &of_b = plan_.units[b.unit];
+      return of_a.cost > of_b.cost || (of_a.cost == of_b.cost && of_a.tile_begin < of_b.tile_begin);
+    });
+  }
+
   const AttentionArgs& args_;
-  std::size_t num_kv_heads_, block_size_, num_threads_, group_;
+  std::size_t num_kv_heads_, block_size_, tile_bytes_, num_threads_, group_;
   bool aligned_;
   std::size_t total_ = 0;  // tokens times tiles of the step
   std::vector<ShortSequence> short_;

@@ -45,7 +45,7 @@ class AttentionStage {
   }
 
   // Whether all tokens of the unit have the tiles before its own in their sums.
-  bool can_go_on(const AttentionUnit& unit, std::size_t kv_head);
+  bool can_go_on(const AttentionUnit& unit, const AttentionItem& item);
 
   // Merges what can be merged now that the unit is done: its own tiles, or all of a token whose last unit it was.
   void finish(const AttentionUnit& unit, std::size_t kv_head, bool went_on);

@@ -7,13 +7,13 @@
 namespace foreword {
 namespace {
 
-// Queries of the unit, scaled, in the order score_block reads them.
+// Queries of one KV head, scaled, in the order score_block reads them; its rows begin at `first`.
 inline void pack_queries(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head,
-                         const UnitWork& work) {
+                         std::size_t first, const UnitWork& work) {
   const float scale = problem.args.scale * kLog2E;
-  for (std::size_t r = 0; r < work.rows; ++r) {
-    const UnitRow row(problem, unit, kv_head, r, work.rows);
-    float* const packed = work.queries + row.group_begin * work.head_dim + (r - row.group_begin);
+  for (std::size_t r = 0; r < work.head_rows; ++r) {
+    const UnitRow row(problem, unit, kv_head, r, work.head_rows);
+    float* const packed = work.queries + (first + row.group_begin) * work.head_dim + (r - row.group_begin);
     for (std::size_t d = 0; d < work.head_dim; ++d) packed[d * row.group_rows] = row.query[d] * scale;
   }
 }
@@ -41,25 +41,22 @@ inline void set_limits(const AttentionProblem& problem, const AttentionUnit& uni
                        const UnitWork& work) {
   for (std::size_t i = 0; i < unit.num_tokens; ++i) {
     const auto limit = static_cast<std::int32_t>(keys_seen(problem, unit, tile, i));
-    for (std::size_t g = 0; g < problem.group; ++g) work.limits[i * problem.group + g] = limit;
+    for (std::size_t r = i * problem.group; r < work.rows; r += work.head_rows) {
+      for (std::size_t g = 0; g < problem.group; ++g) work.limits[r + g] = limit;
+    }
   }
 }
 
-// Points at the tile where it lies: vectors of keys and of values are whole.
+// Points at the tile's keys where they lie: vectors are whole.
 template <class Simd, class T>
-void point_at_tile(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<Simd, T>& tile) {
+void point_at_keys(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<Simd, T>& tile) {
   tile.key_stride = blocks.block_size;
   for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
     for (std::size_t i = 0; i < run; i += Simd::kLanes) {
       tile.key_vectors[(key + i) / Simd::kLanes] = blocks.keys + place.block + place.offset + i;
     }
-    for (std::size_t i = 0; i < run; ++i) {
-      tile.value_rows[key + i] = blocks.values + place.block + (place.offset + i) * blocks.head_dim;
-    }
   });
-  // score_block works on up to four vectors: let those behind the last repeat it.
-  const std::size_t used = (num_keys + Simd::kLanes - 1) / Simd::kLanes;
-  for (std::size_t v = used; v < (used + 3) / 4 * 4; ++v) tile.key_vectors[v] = tile.key_vectors[used - 1];
+  repeat_last_vector<Simd>(num_keys, tile.key_vectors);
 }
 
 // Copies the tile's keys into panels [D, kPanel] of f32. Vectors that lie in one block are read whole; what they hold
@@ -106,23 +103,38 @@ void pack_values(const TileBlocks<T>& blocks, std::size_t num_keys, std::size_t 
   });
 }
 
-// Few rows: reads the tile where it lies, its values asked for during the scores, the next tile's keys during the
-// values.
+// Few rows: reads the tile where it lies, one KV head after another, its values asked for during the scores, the next
+// tile's keys during the values.
 template <class Simd, class T>
 void attend_in_place(const TileBlocks<T>& blocks, std::size_t num_keys, const TileBlocks<T>& next,
-                     std::size_t num_next_keys, const RowBand& band) {
+                     std::size_t num_next_keys, const UnitWork& work, const RowBand& band) {
   // A step of eight turns uses up to eight dimensions of four vectors: as much is asked for.
   constexpr std::size_t kTurns = 8;
+  const std::size_t rows = work.head_rows, num_heads = band.rows / rows;
   TileAhead<LinesAhead<kTurns, kTurns * 4 * Simd::kLanes * sizeof(T) / kCacheLine>> ahead;
-  add_values_ahead(blocks, num_keys, ahead.values);
-  add_keys_ahead(next, num_next_keys, ahead.keys);
-  TileKeys<Simd, T> tile;
-  point_at_tile<Simd>(blocks, num_keys, tile);
-  const auto panel_of = [&](std::size_t d) { return [&tile, d](std::size_t key) { return tile.value_rows[key] + d; }; };
-  if (band.padded_dim % (2 * kPanel) == 0) {
-    attend_band<Simd, 2 * kPanel>(band, tile, num_keys, panel_of, ahead);
-  } else {
-    attend_band<Simd, kPanel>(band, tile, num_keys, panel_of, ahead);
+  add_values_ahead(blocks, num_heads, num_keys, ahead.values);
+  add_keys_ahead(next, num_heads, num_next_keys, ahead.keys);
+  for (std::size_t h = 0; h < num_heads; ++h) {
+    TileKeys<Simd, T> tile;
+    point_at_keys<Simd>(blocks.head(h), num_keys, tile);
+    score_band<Simd, T>(band.part(h * rows, rows), tile, num_keys, ahead.values);
+  }
+  soften_band<Simd>(band);
+  take_in_sums<Simd>(band);
+  for (std::size_t h = 0; h < num_heads; ++h) {
+    const TileBlocks<T> head = blocks.head(h);
+    const T* value_rows[kAttentionTile];
+    for_runs(head, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+      for (std::size_t i = 0; i < run; ++i) {
+        value_rows[key + i] = head.values + place.block + (place.offset + i) * head.head_dim;
+      }
+    });
+    const auto panel_of = [&](std::size_t d) { return [&, d](std::size_t key) { return value_rows[key] + d; }; };
+    if (band.padded_dim % (2 * kPanel) == 0) {
+      value_band<Simd, 2 * kPanel>(band.part(h * rows, rows), panel_of, ahead.keys);
+    } else {
+      value_band<Simd, kPanel>(band.part(h * rows, rows), panel_of, ahead.keys);
+    }
   }
 }
 
@@ -139,8 +151,8 @@ void attend_packed(const TileBlocks<T>& blocks, std::size_t num_keys, const Tile
     tile.key_vectors[v] = work.packed_keys + key / kPanel * kPanel * work.head_dim + key % kPanel;
   }
   TileAhead<LinesAhead<64, 8>> ahead;
-  add_values_ahead(next, num_next_keys, ahead.values);
-  add_keys_ahead(next, num_next_keys, ahead.keys);
+  add_values_ahead(next, 1, num_next_keys, ahead.values);
+  add_keys_ahead(next, 1, num_next_keys, ahead.keys);
   for (std::size_t first = 0; first < work.rows; first += kBandRows) {
     const RowBand band(work, first, end);
     const auto panel_of = [&](std::size_t d) {
@@ -166,87 +178,97 @@ inline float* partial_row(const AttentionProblem& problem, const AttentionToken&
   return problem.partials + (token.partial + head * token.num_tiles() + tile) * problem.partial_floats;
 }
 
-// Keeps this tile's result of every row of the band that sees some of it.
-template <class Simd>
-void store_partials(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, std::size_t tile,
-                    std::size_t first, const RowBand& band) {
-  for (std::size_t r = 0; r < band.rows; ++r) {
-    if (band.limits[r] == 0) continue;
-    const AttentionToken& token = unit_token(problem, unit, (first + r) / problem.group);
-    float* const row = partial_row(problem, token, tile, kv_head * problem.group + (first + r) % problem.group);
-    const float* const values = band.tile_values + r * band.padded_dim;
-    for (std::size_t d = 0; d < band.padded_dim; d += Simd::kLanes) Simd::store(row + d, Simd::load(values + d));
-    row[band.padded_dim] = band.tile_peak[r];
-    row[band.padded_dim + 1] = band.tile_sum[r];
+// Calls body(row, token, head) for the rows of a band, from `first` on, whose tokens see tile `tile` or one behind it.
+template <class Body>
+FOREWORD_INLINE void for_rows(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item,
+                              std::size_t tile, std::size_t first, std::size_t rows, Body body) {
+  const std::size_t head_rows = unit.num_tokens * problem.group;
+  for (std::size_t r = 0; r < rows; ++r) {
+    const std::size_t kv_head = item.head_begin + (first + r) / head_rows, of_head = (first + r) % head_rows;
+    const AttentionToken& token = unit_token(problem, unit, of_head / problem.group);
+    if (tile < token.num_tiles()) body(r, token, kv_head * problem.group + of_head % problem.group);
   }
 }
 
-// Calls body(row, token, head) for the rows of tokens that see tile `tile` or one behind it.
-template <class Body>
-FOREWORD_INLINE void for_rows(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head,
-                              std::size_t tile, Body body) {
-  for (std::size_t r = 0; r < unit.num_tokens * problem.group; ++r) {
-    const AttentionToken& token = unit_token(problem, unit, r / problem.group);
-    if (tile < token.num_tiles()) body(r, token, kv_head * problem.group + r % problem.group);
-  }
+// What a row's values, peak and sum are kept as, in its token's partial result of a tile.
+template <class Simd>
+FOREWORD_INLINE void store_partial(const float* values, float peak, float sum, std::size_t padded_dim, float* to) {
+  for (std::size_t d = 0; d < padded_dim; d += Simd::kLanes) Simd::store(to + d, Simd::load(values + d));
+  to[padded_dim] = peak;
+  to[padded_dim + 1] = sum;
+}
+
+// Keeps this tile's result of every row of the band that sees some of it.
+template <class Simd>
+void store_partials(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item,
+                    std::size_t tile, std::size_t first, const RowBand& band) {
+  for_rows(problem, unit, item, tile, first, band.rows,
+           [&](std::size_t r, const AttentionToken& token, std::size_t head) {
+             store_partial<Simd>(band.tile_values + r * band.padded_dim, band.tile_peak[r], band.tile_sum[r],
+                                 band.padded_dim, partial_row(problem, token, tile, head));
+           });
 }
 
 // The rows' sums over the tiles before the unit.
 template <class Simd>
-void load_sums(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const UnitWork& work) {
-  for_rows(problem, unit, kv_head, unit.tile_begin, [&](std::size_t r, const AttentionToken& token, std::size_t head) {
-    const float* const from = partial_row(problem, token, 0, head);
-    float* const to = work.values + r * work.padded_dim;
-    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) Simd::store(to + d, Simd::load(from + d));
-    work.peak[r] = from[work.padded_dim];
-    work.sum[r] = from[work.padded_dim + 1];
-  });
+void load_sums(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item,
+               const UnitWork& work) {
+  for_rows(problem, unit, item, unit.tile_begin, 0, work.rows,
+           [&](std::size_t r, const AttentionToken& token, std::size_t head) {
+             const float* const from = partial_row(problem, token, 0, head);
+             float* const to = work.values + r * work.padded_dim;
+             for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) Simd::store(to + d, Simd::load(from + d));
+             work.peak[r] = from[work.padded_dim];
+             work.sum[r] = from[work.padded_dim + 1];
+           });
 }
 
 // Writes out what the unit completes, and keeps the sums of the other rows for the tiles behind it.
 template <class Simd>
-void keep_sums(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, const UnitWork& work) {
-  for_rows(problem, unit, kv_head, unit.tile_begin, [&](std::size_t r, const AttentionToken& token, std::size_t head) {
-    const float* const from = work.values + r * work.padded_dim;
-    if (unit.tile_end >= token.num_tiles()) {
-      float* const out = problem.args.out + static_cast<std::size_t>(token.token) * problem.args.out_stride;
-      write_row<Simd>(from, work.sum[r], work.head_dim, out + head * work.head_dim);
-      return;
-    }
-    float* const to = partial_row(problem, token, 0, head);
-    for (std::size_t d = 0; d < work.padded_dim; d += Simd::kLanes) Simd::store(to + d, Simd::load(from + d));
-    to[work.padded_dim] = work.peak[r];
-    to[work.padded_dim + 1] = work.sum[r];
-  });
+void keep_sums(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item,
+               const UnitWork& work) {
+  for_rows(problem, unit, item, unit.tile_begin, 0, work.rows,
+           [&](std::size_t r, const AttentionToken& token, std::size_t head) {
+             const float* const values = work.values + r * work.padded_dim;
+             if (unit.tile_end >= token.num_tiles()) {
+               float* const out = problem.args.out + static_cast<std::size_t>(token.token) * problem.args.out_stride;
+               write_row<Simd>(values, work.sum[r], work.head_dim, out + head * work.head_dim);
+             } else {
+               store_partial<Simd>(values, work.peak[r], work.sum[r], work.padded_dim,
+                                   partial_row(problem, token, 0, head));
+             }
+           });
 }
 
 template <class Simd, class T>
-void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, bool goes_on,
+void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item, bool goes_on,
                  float* scratch) {
-  UnitWork work(problem, unit, scratch);
-  if constexpr (kIsCode<T>) {
-    pack_query_codes(problem, unit, kv_head, work);
-  } else {
-    pack_queries(problem, unit, kv_head, work);
+  UnitWork work(problem, unit, item, scratch);
+  for (std::size_t h = 0; h < item.num_heads(); ++h) {
+    if constexpr (kIsCode<T>) {
+      pack_query_codes(problem, unit, item.head_begin + h, h * work.head_rows, work);
+    } else {
+      pack_queries(problem, unit, item.head_begin + h, h * work.head_rows, work);
+    }
   }
-  if (goes_on && unit.tile_begin > 0) load_sums<Simd>(problem, unit, kv_head, work);
+  if (goes_on && unit.tile_begin > 0) load_sums<Simd>(problem, unit, item, work);
   const auto keys_of = [&](std::size_t tile) { return tile < unit.tile_end ? most_keys_seen(problem, unit, tile) : 0; };
   std::size_t num_keys = keys_of(unit.tile_begin);
   for (std::size_t tile = unit.tile_begin, num_next_keys; tile < unit.tile_end; ++tile, num_keys = num_next_keys) {
     num_next_keys = keys_of(tile + 1);
     set_limits(problem, unit, tile, work);
-    const TileBlocks<T> blocks(problem, unit, kv_head, tile), next(problem, unit, kv_head, tile + 1);
+    const TileBlocks<T> blocks(problem, unit, item.head_begin, tile), next(problem, unit, item.head_begin, tile + 1);
     // Every row sees some of tile 0.
     const TileEnd end = !goes_on ? TileEnd::kKeep : tile == 0 ? TileEnd::kFirst : TileEnd::kMerge;
     const auto done = [&](std::size_t first, const RowBand& band) {
-      if (!goes_on) store_partials<Simd>(problem, unit, kv_head, tile, first, band);
+      if (!goes_on) store_partials<Simd>(problem, unit, item, tile, first, band);
     };
     if (unit.in_place) {
       const RowBand all(work, 0, end);
       if constexpr (kIsCode<T>) {
         attend_codes_in_place<Simd>(blocks, num_keys, next, num_next_keys, work, all);
       } else {
-        attend_in_place<Simd>(blocks, num_keys, next, num_next_keys, all);
+        attend_in_place<Simd>(blocks, num_keys, next, num_next_keys, work, all);
       }
       done(0, all);
     } else if constexpr (kIsCode<T>) {
@@ -255,21 +277,21 @@ void attend_unit(const AttentionProblem& problem, const AttentionUnit& unit, std
       attend_packed<Simd>(blocks, num_keys, next, num_next_keys, work, end, done);
     }
   }
-  if (goes_on) keep_sums<Simd>(problem, unit, kv_head, work);
+  if (goes_on) keep_sums<Simd>(problem, unit, item, work);
 }
 
 template <class Simd>
-void attend(const AttentionProblem& problem, const AttentionUnit& unit, std::size_t kv_head, bool goes_on,
+void attend(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item, bool goes_on,
             float* scratch) {
   switch (problem.cache.dtype) {
     case KvDtype::kF32:
-      return attend_unit<Simd, float>(problem, unit, kv_head, goes_on, scratch);
+      return attend_unit<Simd, float>(problem, unit, item, goes_on, scratch);
     case KvDtype::kF16:
-      return attend_unit<Simd, std::uint16_t>(problem, unit, kv_head, goes_on, scratch);
+      return attend_unit<Simd, std::uint16_t>(problem, unit, item, goes_on, scratch);
     case KvDtype::kInt8:
-      return attend_unit<Simd, std::int8_t>(problem, unit, kv_head, goes_on, scratch);
+      return attend_unit<Simd, std::int8_t>(problem, unit, item, goes_on, scratch);
     case KvDtype::kInt16:
-      return attend_unit<Simd, std::int16_t>(problem, unit, kv_head, goes_on, scratch);
+      return attend_unit<Simd, std::int16_t>(problem, unit, item, goes_on, scratch);
   }
 }
 

@@ -69,10 +69,17 @@ TEST(attention_sharing, threads_share_a_short_prompt_by_rows_and_a_single_row_by
     args.query_start_loc = starts.data();
     args.context_lens = lengths.data();
     const AttentionPlan plan = plan_attention(args, {nullptr, nullptr, KvDtype::kF16, 2, 3, 64, 16}, 2);
-    CHECK(plan.units.size() == 2);  // each done for 3 KV heads
+    CHECK(plan.items.size() == 6);  // 2 units for each of 3 KV heads, or 6 for all of them
+    CHECK(plan.units.size() == (tokens == 1 ? 6U : 2U));
     for (const AttentionUnit& unit : plan.units) {
       CHECK(unit.split == (tokens == 1));
-      CHECK(unit.tile_end - unit.tile_begin == (tokens == 1 ? 8U : 16U));
+      CHECK(unit.num_heads == (tokens == 1 ? 3U : 1U));
+      const std::size_t num_tiles = unit.tile_end - unit.tile_begin;
+      CHECK(tokens == 1 ? num_tiles == 2 || num_tiles == 3 : num_tiles == 16);
+    }
+    for (std::size_t i = 1; i < plan.items.size(); ++i) {  // those that can go on from others come behind them
+      const AttentionUnit &before = plan.units[plan.items[i - 1].unit], &unit = plan.units[plan.items[i].unit];
+      CHECK(before.tile_begin <= unit.tile_begin);
     }
     CHECK((plan.num_partials == 0) == (tokens == 32));
   }
@@ -145,4 +152,33 @@ TEST(attention_sharing, units_done_before_those_in_front_of_them_leave_the_same_
       for (Context* context : {&one, &two}) check_same(attend(*context, shape, chunks, 2), expected);
     }
   }
+}
+
+TEST(attention_sharing, few_rows_take_the_kv_heads_together_that_fit_the_cache) {
+  const std::vector<std::int32_t> table(10, 1), starts{0, 1}, lengths{100};
+  const auto heads_of = [&](std::size_t kv_heads, std::size_t group, std::size_t dim, KvDtype dtype) {
+    AttentionArgs args{};
+    args.num_sequences = 1;
+    args.num_heads = kv_heads * group;
+    args.block_tables = table.data();
+    args.max_blocks = table.size();
+    args.query_start_loc = starts.data();
+    args.context_lens = lengths.data();
+    std::vector<std::size_t> sizes;
+    std::uint32_t next = 0;
+    for (const AttentionItem& item : plan_attention(args, {nullptr, nullptr, dtype, 2, kv_heads, dim, 16}, 1).items) {
+      CHECK(item.head_begin == next);
+      next = item.head_end;
+      sizes.push_back(item.num_heads());
+    }
+    CHECK(next == kv_heads);
+    return sizes;
+  };
+  CHECK((heads_of(3, 3, 64, KvDtype::kF16) == std::vector<std::size_t>{3}));
+  CHECK((heads_of(8, 4, 128, KvDtype::kF16) == std::vector<std::size_t>{2, 2, 2, 2}));
+  CHECK((heads_of(5, 1, 64, KvDtype::kF16) == std::vector<std::size_t>{3, 2}));
+  CHECK((heads_of(32, 1, 64, KvDtype::kF16) == std::vector<std::size_t>(8, 4)));
+  CHECK((heads_of(8, 12, 16, KvDtype::kInt8) == std::vector<std::size_t>{4, 4}));  // a band is 48 rows
+  CHECK((heads_of(2, 13, 64, KvDtype::kF16) == std::vector<std::size_t>{1, 1}));   // packed
+  CHECK((heads_of(2, 1, 512, KvDtype::kF32) == std::vector<std::size_t>{1, 1}));
 }
