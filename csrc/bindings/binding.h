@@ -18,6 +18,7 @@ void bind_matrix(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_decoder(nb::module_& module);
 void bind_sampling(nb::module_& module);
+void bind_vocabulary(nb::module_& module);
 
 namespace foreword::bindings {
 

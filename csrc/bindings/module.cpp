@@ -8,4 +8,5 @@ NB_MODULE(_native, module) {
   bind_attention(module);
   bind_decoder(module);
   bind_sampling(module);
+  bind_vocabulary(module);
 }

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foreword.core.errors import ModelFormatError
-from foreword.text.gguf_tokenizer import _halves
+from foreword.text.gguf_tokenizer import _cut_together
+from foreword.text.packed_texts import unpack_texts
 from foreword.text.tokenizer import Tokenizer
+from foreword.text.tokenizer_spec import SPECIAL_KINDS, TokenKind, pack_merges
 from tests.text.tiny import byte_level_metadata, byte_level_tokenizer, sentencepiece_metadata
 
 TOKENS = byte_level_metadata()["tokenizer.ggml.tokens"]
@@ -182,6 +184,31 @@ def test_any_metadata_is_read_or_refused(changes: dict[str, Any], model: str) ->
     assert isinstance(tokenizer.encode("hello <|im_end|> é", add_special_tokens=True), list)
 
 
-@given(st.lists(st.text("ab ", max_size=4), max_size=5))
-def test_merges_are_cut_at_their_first_space_however_many_they_have(lines: list[str]) -> None:
-    assert _halves(lines) == [part for line in lines for part in line.partition(" ")[::2]]
+TEXTS = st.text("ab \0Ġ\ud800", max_size=3)
+KINDS = st.sampled_from([TokenKind.NORMAL, TokenKind.NORMAL, TokenKind.NORMAL, TokenKind.CONTROL, TokenKind.BYTE])
+
+
+@given(st.lists(st.tuples(TEXTS, KINDS), max_size=12), st.lists(TEXTS | st.sampled_from(["a b", "a a"]), max_size=3))
+def test_merges_are_cut_together_when_each_makes_a_plain_token_of_two(
+    vocabulary: list[tuple[str, int]], lines: list[str]
+) -> None:
+    tokens, kinds = [text for text, _ in vocabulary], bytes(kind for _, kind in vocabulary)
+
+    cut = _cut_together(tokens, kinds, lines)
+
+    plain = set(tokens) - {text for text, kind in vocabulary if kind in SPECIAL_KINDS}
+    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    if cut is not None:
+        assert unpack_texts(cut) == [half for pair in pairs for half in pair]
+        assert all({left, right, left + right} <= plain for left, right in pairs)
+    elif lines and "\0" not in "".join(tokens + lines) and "\ud800" not in "".join(tokens + lines):
+        assert not all(" " in line for line in lines) or not all({x, y, x + y} <= plain for x, y in pairs)
+
+
+def test_the_merges_of_a_common_vocabulary_are_cut_together() -> None:
+    metadata = byte_level_metadata()
+    tokens, lines = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+
+    cut = _cut_together(tokens, bytes(metadata["tokenizer.ggml.token_type"]), lines)
+
+    assert cut == pack_merges(tuple(line.split(" ")) for line in lines)

@@ -247,6 +247,24 @@ def available_instruction_sets() -> tuple[str, ...]:
     return tuple(_native.available_instruction_sets())
 
 
+def string_starts(data: NDArray[np.uint8], position: int, count: int) -> NDArray[np.int64]:
+    """Where strings begin that lie behind one another, each 8 bytes of length and its bytes, counted from `position`.
+
+    The last entry is where the last string ends. Where the data end before that there are at most `count` entries, the
+    last of them the last string that starts within the data.
+    """
+    return _native.string_starts(data, position, count)
+
+
+def cut_merges(tokens: bytes, is_plain: bytes, lines: bytes, secret: int) -> tuple[NDArray[np.uint64], bytes] | None:
+    """Halves of merges, cut at the first space of each line: their characters, left and right in turn, and their bytes.
+
+    `tokens` and `lines` are texts in UTF-8 with a zero byte between two; `is_plain` has a byte a token. None unless
+    each line makes, out of two plain tokens, a third. `secret` is a random number below 2**60.
+    """
+    return _native.cut_merges(tokens, is_plain, lines, secret)
+
+
 def _described(parts: Sequence[MatrixPart]) -> list[tuple[str, int, int, NDArray[np.uint8], I32 | None]]:
     return [(p.tensor.type, p.tensor.shape[0], p.tensor.shape[1], p.tensor.data, p.row_order) for p in parts]
 
