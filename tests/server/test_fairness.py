@@ -1,9 +1,10 @@
 """One tenant beside another that asks without end (R-14): it waits for a place, not for the other's queue."""
 
 import asyncio
+import json
+import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from foreword.server.serving import SWITCH_INTERVAL_S
 from foreword.server.tenants import KeyRing, new_key
 from tests.profile import DEEP
 from tests.server.conftest import StartServer
-from tests.server.crowd import Caller, p95
+from tests.server.crowd import p95
+from tests.server.flood import ANSWER, CUT, ask
 from tests.server.process import serving
-from tests.server.wire import completion_body
 
-ANSWER, LONG_ANSWER, SECONDS, RATE = 8, 60, 20, 200
-CUT = 0
+LONG_ANSWER, SECONDS, RATE = 60, 20, 200
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -33,11 +34,6 @@ def keys(tmp_path: Path) -> tuple[str, str, Path]:
     file = tmp_path / "keys"
     file.write_text(f"{first}\n{second}\n")
     return alice, bob, file
-
-
-async def ask(port: int, key: str, text: str, answer: int = ANSWER) -> Caller:
-    body = completion_body(text, stream=True, max_tokens=answer, ignore_eos=True)
-    return await Caller.ask(port, "/v1/completions", body, key=key)
 
 
 def test_a_tenants_first_token_comes_before_anothers_queue(
@@ -112,43 +108,20 @@ async def first_tokens(port: int, key: str) -> list[float]:
     return found
 
 
-async def flood(port: int, key: str) -> Counter[int]:
-    """So many requests a second, whatever becomes of them."""
-    statuses: Counter[int] = Counter()
-
-    async def one(number: int) -> None:
-        try:
-            caller = await ask(port, key, f"bob asks {number}")
-            await caller.head()
-            await caller.rest()
-        except (ConnectionError, asyncio.IncompleteReadError):
-            statuses[CUT] += 1  # of more connections than a server takes, before its 503 was read
-        else:
-            statuses[caller.status] += 1
-
-    async with asyncio.TaskGroup() as group:
-        began = time.monotonic()
-        for number in range(RATE * SECONDS):
-            await asyncio.sleep(max(0.0, began + number / RATE - time.monotonic()))
-            group.create_task(one(number))
-    return statuses
-
-
 @pytest.mark.deep
 @pytest.mark.skipif(not DEEP, reason="40 seconds, and asserts on the wall clock")
 def test_a_tenants_p95_beside_200_requests_a_second_of_another(tiny: str, keys: tuple[str, str, Path]) -> None:
     alice, bob, file = keys
     with serving(tiny, "--kv-memory", "16MiB", "--api-keys", str(file), "--threads", "1") as server:
+        alone = asyncio.run(first_tokens(server.port, alice))
+        command = [sys.executable, "-m", "tests.server.flood", str(server.port), bob, str(RATE), str(SECONDS + 3)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as others:
+            time.sleep(2)  # it has begun
+            beside = asyncio.run(first_tokens(server.port, alice))
+            told, _ = others.communicate(timeout=240)
 
-        async def scene() -> tuple[list[float], list[float], Counter[int]]:
-            alone = await first_tokens(server.port, alice)
-            others = asyncio.create_task(flood(server.port, bob))
-            await asyncio.sleep(1)
-            beside = await first_tokens(server.port, alice)
-            return alone, beside, await others
-
-        alone, beside, statuses = asyncio.run(asyncio.wait_for(scene(), 240))
-
-        print(f"p95 {p95(alone) * 1000:.0f} ms alone, {p95(beside) * 1000:.0f} ms beside; bob got {dict(statuses)}")
+        statuses = {int(status): number for status, number in json.loads(told).items()}
+        print(f"p95 {p95(alone) * 1000:.0f} ms alone, {p95(beside) * 1000:.0f} ms beside; bob got {statuses}")
+        assert sum(statuses.values()) == RATE * (SECONDS + 3)
         assert set(statuses) <= {200, 429, 503, CUT}
         assert p95(beside) <= max(2 * p95(alone), 0.25)
