@@ -2,7 +2,9 @@
 
 Regime: the engine's own rate is the bound; a calm server keeps giving it, and refuses the rest with 429 in no time.
 Peak by a closed loop, then an open one at ten times that rate, then one client alone, five seconds later; memory is
-read from /proc every second. The client has its part of the same cores, so processor time of both is told beside what
+read from /proc every second. Goodput is what is answered within the minute of the flood, over that minute, beside the
+same of the peak; another figure is taken to the last answer, when nobody asks any more and few still wait. The client
+has its part of the same cores, so processor time of both is told beside what
 was answered. Run: python benchmarks/serving/bench_overload.py [--model M] [--seconds 60]
 """
 
@@ -100,7 +102,9 @@ def main() -> None:
         with urllib.request.urlopen(f"{url}/metrics") as answer:
             held = [line for line in answer.read().decode().splitlines() if 'state="held"' in line]
     middle = watch.seen[len(watch.seen) // 4]
-    goodput = float(str(flood["requests_per_second"])) / float(str(peak["requests_per_second"]))
+    name = "requests_per_second_while_asked"
+    goodput = float(str(flood[name])) / float(str(peak[name]))
+    to_the_last = float(str(flood["requests_per_second"])) / float(str(peak["requests_per_second"]))
     print(
         json.dumps(
             {
@@ -108,6 +112,7 @@ def main() -> None:
                 "overload": flood,
                 "after": alone,
                 "goodput_over_peak": goodput,
+                "goodput_over_peak_to_the_last": to_the_last,
                 "goodput_over_peak_a_server_core": goodput * at_peak.server / in_flood.server,
                 "cores_at_peak": {"server": at_peak.server, "client": at_peak.client},
                 "cores_in_flood": {"server": in_flood.server, "client": in_flood.client},

@@ -65,6 +65,17 @@ def test_goodput_counts_answers_within_both_objectives() -> None:
     assert report(records)["goodput_per_second"] == pytest.approx(4 / wall_s)
 
 
+def test_what_came_after_the_last_was_asked_is_not_in_the_rate_of_that_time() -> None:
+    records = [Record(due_s=10.0, sent_s=10.0, end_s=end_s) for end_s in (11.0, 12.0, 14.0, 19.0)]
+
+    found = report(records, asked_s=4.0)
+
+    assert found["requests_per_second_while_asked"] == pytest.approx(3 / 4)
+    assert found["requests_per_second"] == pytest.approx(4 / 9)
+    assert report(records)["requests_per_second_while_asked"] == pytest.approx(4 / 9)
+    assert report(records, asked_s=60.0)["requests_per_second_while_asked"] == pytest.approx(4 / 9)
+
+
 def test_a_load_of_which_nothing_came_has_no_times() -> None:
     found = report([])
 

@@ -6,6 +6,9 @@ TPOT    (end of the last choice - first piece) / (output tokens - 1), one value 
 E2E     from when a request was due to the end of its answer
 goodput complete answers within the objectives, a second
 
+A rate is taken over the time from the first request to the last answer; *while asked* over the time in which requests
+were sent: what came within it. An open loop that asks too much ends with those who waited longest, when little runs.
+
 Percentiles interpolate linearly between the two nearest values. Only complete answers are in the times; what failed is
 counted by kind. A request that a client of an open loop sent late has waited all the same: its times begin when it was
 due.
@@ -38,12 +41,21 @@ class Objectives(Struct, frozen=True, kw_only=True):
         return in_time and (self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s)
 
 
-def report(records: Sequence[Record], objectives: Objectives | None = None) -> dict[str, object]:
-    """Figures by name; a name ends in its unit. Hit rates are as the server's own usage says."""
+def report(
+    records: Sequence[Record], objectives: Objectives | None = None, asked_s: float | None = None
+) -> dict[str, object]:
+    """Figures by name; a name ends in its unit. Hit rates are as the server's own usage says.
+
+    `asked_s` is for how long requests were sent, where that is known: rates count all that was answered until the last
+    answer came, and once more what came within that time.
+    """
     wanted = objectives or Objectives()
     complete = [record for record in records if record.outcome == "ok"]
     outcomes = Counter(record.outcome for record in records)
-    wall_s = max((r.end_s for r in records), default=0.0) - min((r.due_s for r in records), default=0.0)
+    begun_s = min((r.due_s for r in records), default=0.0)
+    wall_s = max((r.end_s for r in records), default=0.0) - begun_s
+    asked_s = wall_s if asked_s is None else min(asked_s, wall_s)
+    while_asked = sum(r.end_s - begun_s <= asked_s for r in complete)
     prompt = sum(record.prompt_tokens for record in complete)
     cached = sum(record.cached_tokens for record in complete)
     generated = sum(record.completion_tokens for record in complete)
@@ -55,6 +67,7 @@ def report(records: Sequence[Record], objectives: Objectives | None = None) -> d
         "garbage_refused": outcomes["refused"],
         "errors": {kind: outcomes[kind] for kind in sorted(outcomes) if kind not in ("ok", "left", "refused")},
         "requests_per_second": _rate(len(complete), wall_s),
+        "requests_per_second_while_asked": _rate(while_asked, asked_s),
         "goodput_per_second": _rate(sum(map(wanted.are_met, records)), wall_s),
         "output_tok_s": _rate(generated, wall_s),
         "prompt_tokens": prompt,

@@ -7,6 +7,7 @@ does falls on both.
 """
 
 import asyncio
+import math
 import statistics
 from collections.abc import Callable, Iterable
 
@@ -51,7 +52,8 @@ def load(
         finally:
             client.close()
 
-    return report(asyncio.run(run()), objectives)
+    asked_s = None if pace.duration_s == math.inf else pace.duration_s
+    return report(asyncio.run(run()), objectives, asked_s)
 
 
 def web_cost(bench: Bench, url: str) -> Metrics:
