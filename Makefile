@@ -1,6 +1,8 @@
 # Everything sets itself up in .venv; a machine needs only Python 3.11, gcc 12, CMake, make and git.
 PYTHON ?= python3
 VENV := .venv
+# As pip does for what it copies: without it the first start takes half a second more, or every one where none may be written.
+BYTECODE := $(VENV)/bin/python -m compileall -q src/foreword
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 
 .PHONY: demo test check bench bench-peers bench-guard docs clean
@@ -27,6 +29,7 @@ docs: $(VENV)/.installed-docs  ## the documents as a site, every link checked: s
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 bench-peers: $(VENV)/.installed  ## beside other engines, which it sets up in build/peers; PEERS_FLAGS="--rows W1 --peers llama.cpp"
+	$(BYTECODE)
 	$(VENV)/bin/foreword pull smollm2
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" python -m benchmarks.peers --json build/peers/result.json $(PEERS_FLAGS)
 
@@ -39,10 +42,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(VENV)/bin/python -m pip install --quiet --editable .
+	$(BYTECODE)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 	$(VENV)/bin/python -m pip install --quiet --editable '.[test]'
+	$(BYTECODE)
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(VENV)/.installed-test

@@ -5,6 +5,7 @@ Modules are counted, not seconds, so the result is the same on every machine.
 
 import gc
 import json
+import os
 import re
 import subprocess
 import sys
@@ -86,3 +87,17 @@ def test_the_collector_is_held_while_a_server_starts_and_no_longer() -> None:
         raise ForewordError("no start")
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_numpy_starts_no_threads_beside_the_kernels() -> None:
+    code = """
+import os
+from foreword.cli.options import ModelOptions
+ModelOptions().engine_options()
+import numpy
+print(len(os.listdir("/proc/self/task")))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+
+    assert int(done.stdout) == 1

@@ -12,7 +12,7 @@ import typer
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields
 
-from foreword.cli.environment import DEFAULT_MODEL
+from foreword.cli.environment import DEFAULT_MODEL, keep_blas_single
 from foreword.cli.text_input import parse_json, read_text
 from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.core.sampling_params import SamplingParams
@@ -156,6 +156,8 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         Raises:
             InvalidRequestError: `--kv-memory` is not a size.
         """
+        if self.backend is BackendName.cpu:
+            keep_blas_single()
         from foreword.llm import EngineOptions
 
         return EngineOptions(
