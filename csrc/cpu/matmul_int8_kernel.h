@@ -23,9 +23,9 @@ typename Simd::Codes nibbles(const std::uint8_t* group, std::size_t step, std::s
 constexpr std::size_t kAhead = 1024;
 
 template <std::size_t kBytes>
-inline void prefetch_ahead(const std::uint8_t* group) {
+inline void prefetch(const std::uint8_t* begin) {
 #pragma GCC unroll 16
-  for (std::size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(group + kAhead + line);
+  for (std::size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(begin + line);
 }
 
 // Cursors over the groups of a tile: codes of a step, scale and minimum of 8 outputs. begin() comes before, next()
@@ -40,7 +40,7 @@ struct Q4_1 {
   Codes codes(std::size_t step, std::size_t half) const { return nibbles<Simd>(group, step, half); }
   Float scale(std::size_t half) const { return Simd::load_halves(group + kNibbleBytes + half * 16); }
   Float minimum(std::size_t half) const { return Simd::load_halves(group + kNibbleBytes + kHalfRow + half * 16); }
-  void prefetch() const { prefetch_ahead<kQ4_1Bytes>(group); }
+  void ask_ahead() { prefetch<kQ4_1Bytes>(group + kAhead); }
   void next() { group += kQ4_1Bytes; }
 };
 
@@ -54,7 +54,7 @@ struct Q4_0 {
   Codes codes(std::size_t step, std::size_t half) const { return nibbles<Simd>(group, step, half); }
   Float scale(std::size_t half) const { return Simd::load_halves(group + kNibbleBytes + half * 16); }
   Float minimum(std::size_t half) const { return Simd::set(-8.0f) * scale(half); }
-  void prefetch() const { prefetch_ahead<kQ4_0Bytes>(group); }
+  void ask_ahead() { prefetch<kQ4_0Bytes>(group + kAhead); }
   void next() { group += kQ4_0Bytes; }
 };
 
@@ -81,32 +81,41 @@ struct Q4_K {
   Float minimum(std::size_t half) const {
     return dmin[half] * Simd::load_bytes(group + kNibbleBytes + kTileOutputs + half * 8);
   }
-  void prefetch() const { prefetch_ahead<kQ4_KBytes>(group); }
+  void ask_ahead() { prefetch<kQ4_KBytes>(group + kAhead); }
   void next() {
     group += kQ4_KBytes;
     --left;
   }
 };
 
-// Groups unpacked to one byte a code and f32 scales, when several blocks of rows pass over them.
+// Groups unpacked to one byte a code and f32 scales, when several blocks of rows pass over them. While the first two
+// blocks do, packed weights are asked for, from `ahead` on: those that are unpacked next, which would come from memory
+// with nothing to do meanwhile. `ahead` null: nothing is.
 template <class Simd>
 struct Unpacked {
   using Codes = typename Simd::Codes;
   using Float = typename Simd::Float;
   static constexpr std::size_t kBytes = kTileOutputs * (kGroup + 2 * sizeof(float));
+  static constexpr std::size_t kAskedBytes = 192;  // a group: twice that is more than a packed one has
   const std::uint8_t* group;
+  const std::uint8_t* ahead;
   void begin() {}
   Codes codes(std::size_t step, std::size_t half) const { return Simd::load_codes(group + (step * 2 + half) * 32); }
   Float scale(std::size_t half) const { return Simd::load_floats(group + kTileOutputs * kGroup + half * 32); }
   Float minimum(std::size_t half) const {
     return Simd::load_floats(group + kTileOutputs * (kGroup + sizeof(float)) + half * 32);
   }
-  void prefetch() const {}
+  void ask_ahead() {
+    if (ahead == nullptr) return;
+    prefetch<kAskedBytes>(ahead);
+    ahead += kAskedBytes;
+  }
   void next() { group += kBytes; }
 };
 
+// Returns where the packed groups behind these begin.
 template <class Simd, class Packed>
-void unpack(Packed weights, std::size_t num_groups, std::uint8_t* out) {
+const std::uint8_t* unpack(Packed weights, std::size_t num_groups, std::uint8_t* out) {
   for (std::size_t g = 0; g < num_groups; ++g, out += Unpacked<Simd>::kBytes) {
     weights.begin();
     for (std::size_t half = 0; half < 2; ++half) {
@@ -117,11 +126,14 @@ void unpack(Packed weights, std::size_t num_groups, std::uint8_t* out) {
     }
     weights.next();
   }
+  return weights.group;
 }
 
-// Adds num_groups groups of M rows to acc [M][16].
+// Adds num_groups groups of M rows to acc [M][16]. A function of its own: put into the caller's, whose frame is large,
+// gcc keeps the sums in memory.
 template <class Simd, std::size_t M, class Weights>
-void add_groups_4bit(Weights weights, const std::uint8_t* record, std::size_t num_groups, float* acc) {
+[[gnu::noinline]] void add_groups_4bit(Weights weights, const std::uint8_t* record, std::size_t num_groups,
+                                       float* acc) {
   typename Simd::Float total[M][2];
   for (std::size_t r = 0; r < M; ++r) {
     total[r][0] = Simd::load(acc + r * kTileOutputs);
@@ -129,7 +141,7 @@ void add_groups_4bit(Weights weights, const std::uint8_t* record, std::size_t nu
   }
   for (std::size_t g = 0; g < num_groups; ++g, record += M * kInt8RecordBytes) {
     weights.begin();
-    weights.prefetch();
+    weights.ask_ahead();
     typename Simd::NibbleSum sum[M][2];
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kSteps; ++i) {
@@ -188,12 +200,12 @@ void add_groups_8bit(const std::uint8_t* group, const std::uint8_t* record, std:
   }
 }
 
-// Calls body(count of rows as a constant, activations of the block from group g on, its sums) for each block of rows.
+// Calls body(number of rows, activations of the block from group g on, its sums, rows done) for each block of rows.
 template <class Body>
 void for_each_block(const ActivationView& rows, RowRange range, std::size_t g, float* acc, Body body) {
   for (std::size_t done = 0; done < range.count; done += kInt8Rows) {
     const std::size_t first = range.first + done, m = smaller(kInt8Rows, range.count - done);
-    body(m, int8_block(rows, first) + g * m * kInt8RecordBytes, acc + done * kTileOutputs);
+    body(m, int8_block(rows, first) + g * m * kInt8RecordBytes, acc + done * kTileOutputs, done);
   }
 }
 
@@ -218,14 +230,15 @@ struct Format4Bit : Int8Format {
     const std::size_t g = k / kGroup, num_groups = n / kGroup;
     const Packed packed(tile, g);
     if (range.count <= kInt8Rows) {
-      return for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums) {
-        add_rows_4bit<Simd>(m, packed, record, num_groups, sums);
-      });
+      const std::uint8_t* const record = int8_block(rows, range.first) + g * range.count * kInt8RecordBytes;
+      return add_rows_4bit<Simd>(range.count, packed, record, num_groups, acc);
     }
     alignas(64) std::uint8_t codes[kRunGroups * Unpacked<Simd>::kBytes];
-    unpack<Simd>(packed, num_groups, codes);
-    for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums) {
-      add_rows_4bit<Simd>(m, Unpacked<Simd>{codes}, record, num_groups, sums);
+    const std::uint8_t* ahead = unpack<Simd>(packed, num_groups, codes);
+    for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums, std::size_t done) {
+      const std::size_t asked = done / kInt8Rows * num_groups * Unpacked<Simd>::kAskedBytes;
+      const bool asks = done < 2 * kInt8Rows;
+      add_rows_4bit<Simd>(m, Unpacked<Simd>{codes, asks ? ahead + asked : nullptr}, record, num_groups, sums);
     });
   }
 };
@@ -236,7 +249,7 @@ struct Format8Bit : Int8Format {
                          RowRange range, float* acc) {
     const std::size_t g = k / kGroup, num_groups = n / kGroup;
     const std::uint8_t* group = tile + g * kQ8_0Bytes;
-    for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums) {
+    for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums, std::size_t) {
       if (m == 4) return add_groups_8bit<Simd, 4>(group, record, num_groups, sums);
       if (m == 3) return add_groups_8bit<Simd, 3>(group, record, num_groups, sums);
       if (m == 2) return add_groups_8bit<Simd, 2>(group, record, num_groups, sums);
