@@ -1,7 +1,10 @@
 """Malformed metadata gives one clear line that names the file and the field."""
 
 import math
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from tests.text.tiny import byte_level_metadata, byte_level_tokenizer, sentencep
 
 TOKENS = byte_level_metadata()["tokenizer.ggml.tokens"]
 COUNT = len(TOKENS)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_refused(metadata: dict[str, Any], field: str) -> None:
@@ -212,3 +216,17 @@ def test_the_merges_of_a_common_vocabulary_are_cut_together() -> None:
     cut = _cut_together(tokens, bytes(metadata["tokenizer.ggml.token_type"]), lines)
 
     assert cut == pack_merges(tuple(line.split(" ")) for line in lines)
+
+
+def test_whoever_sends_ids_never_waits_for_the_library_that_cuts_text() -> None:
+    code = """
+import sys
+from foreword.text.tokenizer import Tokenizer
+from tests.text.tiny import byte_level_metadata
+tokenizer = Tokenizer.from_gguf(byte_level_metadata())
+assert tokenizer.decode([5]) and tokenizer.eos_token_ids
+print("tokenizers" in sys.modules, tokenizer.encode("a", add_special_tokens=False) and "tokenizers" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+
+    assert done.stdout.split() == ["False", "True"]

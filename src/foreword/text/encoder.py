@@ -2,19 +2,22 @@
 
 import json
 import threading
-
-import tokenizers
-from tokenizers.models import BPE
+from typing import TYPE_CHECKING
 
 from foreword.core.errors import InvalidRequestError, ModelFormatError
 from foreword.text.tokenizer_spec import SPECIAL_KINDS, Json, TokenizerSpec, TokenKind, as_pairs, ids_of
+
+if TYPE_CHECKING:
+    import tokenizers
+    from tokenizers.models import BPE
 
 
 class Encoder:
     """Cuts text into tokens. Safe to use from several threads.
 
-    What a file says of normalising and cutting is checked at once; the table of merges is built at first use, as it
-    takes a tenth of a server's start and ten megabytes, and whoever sends token ids never needs it.
+    What a file says of normalising and cutting is checked at once, where it says it in its own words; the table of
+    merges is built at first use, as it takes a tenth of a server's start and ten megabytes, and whoever sends token ids
+    never needs it, nor the library.
 
     Raises:
         ModelFormatError: the library refuses the pipeline or the vocabulary.
@@ -22,10 +25,9 @@ class Encoder:
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._spec = spec
-        self._first = _build_pipeline(spec, spec.first)
-        self._inner = self._first if spec.inner == spec.first else _build_pipeline(spec, spec.inner)
         self._lock = threading.Lock()
-        self._is_built = False
+        self._checked = None if spec.has_known_pipelines else _build_pipelines(spec)
+        self._built: _Pipelines | None = None
 
     def encode(self, text: str, *, takes_prefix: bool) -> list[int]:
         """Ids of a stretch of text in which nothing is special; `takes_prefix`: one that takes the leading space.
@@ -34,10 +36,9 @@ class Encoder:
             InvalidRequestError: the text has a lone surrogate.
             ModelFormatError: the vocabulary can't be used, or the pre-tokenizer's pattern needs too many steps.
         """
-        if not self._is_built:
-            self._build()
+        first, inner = self._built or self._build()
         try:
-            return list((self._first if takes_prefix else self._inner).encode(text, add_special_tokens=False).ids)
+            return list((first if takes_prefix else inner).encode(text, add_special_tokens=False).ids)
         except TypeError:  # the library can't take a string that isn't valid Unicode
             raise InvalidRequestError("text", "text without lone surrogates", text) from None
         except BaseException as error:
@@ -46,18 +47,19 @@ class Encoder:
             detail = "the pre-tokenizer's pattern needs too many steps on this text"
             raise ModelFormatError(self._spec.source, "pre_tokenizer", detail) from None
 
-    def _build(self) -> None:
+    def _build(self) -> "_Pipelines":
         with self._lock:
-            if self._is_built:
-                return
-            model = _build_model(self._spec)
-            self._first.model = model
-            self._inner.model = model
-            self._is_built = True
+            if self._built is None:
+                first, inner = self._checked or _build_pipelines(self._spec)
+                first.model = inner.model = _build_model(self._spec)
+                self._built, self._checked = (first, inner), None
+            return self._built
 
 
-def _build_model(spec: TokenizerSpec) -> BPE:
+def _build_model(spec: TokenizerSpec) -> "BPE":
     """The library's model: every token that text may become. Of tokens that are written alike, the last one counts."""
+    from tokenizers.models import BPE
+
     kinds, merges = spec.kinds, as_pairs(spec.merges)
     absent = set(ids_of(kinds, SPECIAL_KINDS))
     if TokenKind.USER_DEFINED in kinds:  # found in the text before merging; wanted here only as a step of a merge
@@ -84,7 +86,18 @@ def _build_model(spec: TokenizerSpec) -> BPE:
         raise ModelFormatError(spec.source, "merges", str(error)) from None
 
 
-def _build_pipeline(spec: TokenizerSpec, pipeline: Json) -> tokenizers.Tokenizer:
+_Pipelines = tuple["tokenizers.Tokenizer", "tokenizers.Tokenizer"]
+"""For a text's first stretch, and for those behind a special token."""
+
+
+def _build_pipelines(spec: TokenizerSpec) -> _Pipelines:
+    first = _build_pipeline(spec, spec.first)
+    return first, first if spec.inner == spec.first else _build_pipeline(spec, spec.inner)
+
+
+def _build_pipeline(spec: TokenizerSpec, pipeline: Json) -> "tokenizers.Tokenizer":
+    import tokenizers
+
     empty = {"type": "BPE", "vocab": {}, "merges": []}
     document: Json = {"version": "1.0", "added_tokens": [], "post_processor": None, "decoder": None, "model": empty}
     try:

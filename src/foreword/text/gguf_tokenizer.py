@@ -140,6 +140,7 @@ def _byte_level(fields: _Fields, tokens: list[str], kinds: bytes) -> TokenizerSp
         byte_level=True,
         first=pipeline,
         inner=pipeline,
+        has_known_pipelines=True,
         ignore_merges=pre_tokenizer.ignore_merges,
         **_special_ids(fields, tokens, kinds, pre_tokenizer),
     )
@@ -196,6 +197,7 @@ def _sentencepiece(fields: _Fields, tokens: list[str], kinds: bytes) -> Tokenize
         byte_level=False,
         first=first if add_space else inner,
         inner=inner,
+        has_known_pipelines=True,
         prefix_rule="after_special",
         strip_leading_space=add_space,
         byte_fallback=byte_fallback,

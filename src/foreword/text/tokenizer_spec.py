@@ -85,6 +85,7 @@ class TokenizerSpec(Struct, frozen=True, kw_only=True):
     byte_level: bool
     first: Json
     inner: Json
+    has_known_pipelines: bool = False  # ours, not a file's: nothing in them is left to check
     prefix_rule: PrefixRule = "every"
     strip_leading_space: bool = False
     ignore_merges: bool = False
