@@ -7,6 +7,8 @@ from itertools import islice
 import pytest
 
 from foreword.core.errors import ForewordError, InvalidRequestError
+from foreword.load import blocking
+from foreword.load.blocking import open_blocking
 from foreword.load.call import Call, Record, Session, completion_call
 from foreword.load.client import Client
 from foreword.load.drive import Pace, drive, poisson
@@ -37,7 +39,9 @@ def whole_stream(*, cut: int = 1) -> bytes:
     return CHUNKED + b"".join(map(chunked, parts)) + b"0\r\n\r\n"
 
 
-def ask(*answers: bytes | None, call: Call = CALL, timeout_s: float = 5.0) -> tuple[list[Record], int]:
+def ask(
+    *answers: bytes | None, call: Call = CALL, timeout_s: float = 5.0, is_blocking: bool = False
+) -> tuple[list[Record], int]:
     """One call for each answer of a server; None is silence. Records, and how many connections it took."""
     num_connections = 0
     left = list(answers)
@@ -67,10 +71,15 @@ def ask(*answers: bytes | None, call: Call = CALL, timeout_s: float = 5.0) -> tu
     async def run() -> list[Record]:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
-            client = Client(Endpoint.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), timeout_s=timeout_s)
-            records = [await client.send(call) for _ in answers]
-            client.close()
-            return records
+            endpoint = Endpoint.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            if is_blocking:  # in a thread and a loop of its own
+                return await asyncio.to_thread(asyncio.run, calls(Client(endpoint, connect=open_blocking)))
+            return await calls(Client(endpoint, timeout_s=timeout_s))
+
+    async def calls(client: Client) -> list[Record]:
+        records = [await client.send(call) for _ in answers]
+        client.close()
+        return records
 
     return asyncio.run(run()), num_connections
 
@@ -84,6 +93,34 @@ def test_an_answer_is_read_however_it_is_cut(cut: int) -> None:
     assert len(record.gaps_s) == 1
     assert record.first_s is not None
     assert record.due_s <= record.first_s <= record.last_s <= record.end_s
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 50])
+def test_one_answer_at_a_time_is_read_alike(cut: int) -> None:
+    first, second = ask(whole_stream(cut=cut), whole_stream(cut=cut), is_blocking=True)[0]
+
+    for record in (first, second):
+        assert record.outcome == "ok"
+        assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (3, 2, 2)
+        assert record.first_s is not None
+        assert record.due_s <= record.first_s <= record.last_s <= record.end_s
+
+
+def test_one_answer_at_a_time_tells_what_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "TIMEOUT_S", 1)
+    answers = (
+        CHUNKED + chunked(EVENTS[0]),
+        CHUNKED + b"zz\r\n\r\n\r\n",
+        b"HTTP/1.1 500 Oh\r\ncontent-length: 2\r\n\r\n{}",
+        None,
+    )
+
+    records, num_connections = ask(*answers, is_blocking=True)
+
+    assert [record.outcome for record in records] == ["reset", "malformed", "http_500", "timeout"]
+    assert num_connections == 3  # that of the refusal is used again
+    with pytest.raises(InvalidRequestError, match="https"):
+        asyncio.run(Client(Endpoint.of("https://localhost"), connect=open_blocking).send(CALL))
 
 
 def test_a_connection_is_used_again() -> None:

@@ -238,15 +238,13 @@ class AsyncEngine:
     def _take_commands(self) -> bool:
         """Run what was asked since the last step; sleep when there is nothing else to do. False at the end."""
         wait = not self._engine.has_unfinished
-        while True:
-            try:
-                command = self._commands.get(block=wait)
-            except queue.Empty:
-                return True
+        while wait or not self._commands.empty():  # without an exception in each step
+            command = self._commands.get()
             if command is None:
                 return False
             command()
             wait = False
+        return True
 
     def _add(self, stream: EngineStream[Any], requests: Sequence[EngineRequest]) -> None:
         try:

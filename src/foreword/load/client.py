@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -65,8 +65,14 @@ class Client:
     """Calls to one server, from one event loop; connections are kept and used again."""
 
     def __init__(
-        self, endpoint: Endpoint, *, timeout_s: float = 120.0, clock: Callable[[], float] = time.perf_counter
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float = 120.0,
+        clock: Callable[[], float] = time.perf_counter,
+        connect: Callable[[Endpoint, Callable[[], float]], Awaitable[Connection]] = Connection.open,
     ) -> None:
+        self._connect = connect
         self.endpoint = endpoint
         self._clock = clock
         self._timeout_s = timeout_s
@@ -152,7 +158,7 @@ class Client:
             except BaseException:
                 connection.close(by_reset=True)
                 raise
-        connection = await Connection.open(self.endpoint, self._clock)
+        connection = await self._connect(self.endpoint, self._clock)
         try:
             connection.send(data)
             return connection, *(await connection.answer_head())

@@ -53,10 +53,15 @@ class Inbox(asyncio.BufferedProtocol):
             self.transport.pause_reading()
         if self._waiter is None:
             return
-        if not self.is_patient or self._data.endswith(_LAST_CHUNK) or len(self._data) > MUCH:
+        if not self.is_patient or self.is_worth_waking:
             self._wake()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._wake)
+
+    @property
+    def is_worth_waking(self) -> bool:
+        """True when a patient reader should look: an answer may have ended, or much has come."""
+        return self._data.endswith(_LAST_CHUNK) or len(self._data) > MUCH
 
     def eof_received(self) -> None:
         """The server says no more; the transport closes itself."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from foreword.bench.bench import Bench, first_token_s, timed, with_spread
 from foreword.bench.result import Metrics
 from foreword.core.errors import ForewordError
+from foreword.load.blocking import open_blocking
 from foreword.load.call import Record, Session, completion_call
 from foreword.load.client import Client
 from foreword.load.drive import Pace, drive
@@ -62,7 +63,7 @@ def web_cost(bench: Bench, url: str) -> Metrics:
     Raises:
         ForewordError: an answer failed, or has not as many tokens as were asked for.
     """
-    client = Client(Endpoint.of(url))
+    client = Client(Endpoint.of(url), connect=open_blocking)
     added_s, ratios, alone, served = [], [], [], []
     with asyncio.Runner() as runner:
         model = runner.run(client.first_model())
