@@ -371,6 +371,14 @@ def test_items_come_in_order_by_whichever_way(rig: Rig, num_streams: int) -> Non
     expected: list[list[int]] = []
     rng, got, direct = random.Random(num_streams), [list[SequenceStep]() for _ in range(num_streams)], [0] * num_streams
 
+    execute = rig.runner.execute
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.002)  # a step as long as a real model's: now and then the loop has caught up
+        return execute(*args)
+
+    rig.runner.execute = slow  # type: ignore[method-assign, assignment]
+
     def take(index: int, steps: list[SequenceStep]) -> bool:
         if is_open := rng.random() < 0.7:
             got[index] += steps
@@ -391,7 +399,7 @@ def test_items_come_in_order_by_whichever_way(rig: Rig, num_streams: int) -> Non
     rig.run(scenario)
 
     assert [tokens(steps) for steps in got] == expected
-    assert all(number > 10 for number in direct) if num_streams <= MAX_SHORTCUTS else sum(direct) < 60
+    assert all(direct) if num_streams <= MAX_SHORTCUTS else sum(direct) < 60
 
 
 def test_a_reader_whose_way_past_the_loop_breaks_fails_alone(rig: Rig) -> None:

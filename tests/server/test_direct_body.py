@@ -113,7 +113,7 @@ def test_parts_of_two_threads_come_whole_and_in_order(seed: int) -> None:
     data = asyncio.run(asyncio.wait_for(scene(), 60))
 
     assert [part for part in parts_of(data) if part != b"ping"] == parts
-    assert direct > 50, "otherwise the loop has written nearly all"
+    assert 0 < direct < len(parts), "both have written"
 
 
 def test_a_part_that_the_system_takes_half_of_is_ended_before_whatever_the_loop_writes_next() -> None:
