@@ -29,9 +29,8 @@ struct Filled {
   }
 
   Array<T> release() {
-    T* const raw = data.release();
-    nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
-    return {raw, shape.size(), shape.data(), owner};
+    nb::capsule owner(data.get(), [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return {data.release(), shape.size(), shape.data(), owner};
   }
 
   std::vector<std::size_t> shape;

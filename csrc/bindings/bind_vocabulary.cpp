@@ -21,7 +21,8 @@ template <class T>
 Array<T> as_array(std::vector<T>&& values) {
   auto held = std::make_unique<std::vector<T>>(std::move(values));
   std::vector<T>& kept = *held;
-  nb::capsule owner(held.release(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  nb::capsule owner(held.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  held.release();
   const std::size_t shape[] = {kept.size()};
   return {kept.data(), 1, shape, owner};
 }

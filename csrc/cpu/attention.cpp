@@ -32,7 +32,7 @@ AttentionStage::AttentionStage(const AttentionArgs& args, const KvCacheView& cac
   problem_.partial_floats = problem_.padded_dim + kPanel;
   problem_.tokens = plan_.tokens.data();
   problem_.unit_tokens = plan_.unit_tokens.data();
-  scratch_floats_ = attention_scratch_floats(problem_, plan_.max_rows, plan_.max_heads);
+  scratch_floats_ = attention_scratch_floats(problem_, plan_.max_rows);
   scratch_ = allocate(scratch_floats_ * context.pool.num_threads());
   if (plan_.num_partials > 0) {
     partials_ = allocate(plan_.num_partials * problem_.partial_floats);
@@ -95,12 +95,11 @@ void AttentionStage::finish(const AttentionUnit& unit, std::size_t kv_head, bool
   }
 }
 
-std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows, std::size_t heads) {
+std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows) {
   const std::size_t dim = problem.cache.head_dim, padded_dim = problem.padded_dim;
   const std::size_t padded_rows = (rows + kPanel - 1) / kPanel * kPanel;
   const std::size_t band = kBandRows * (kAttentionTile + padded_dim);
-  const std::size_t floats =
-      band + padded_rows * (padded_dim + dim + 10) + kAttentionTile * (dim + padded_dim + 2 * heads);
+  const std::size_t floats = band + padded_rows * (padded_dim + dim + 10) + kAttentionTile * (dim + padded_dim + 2);
   return (floats + kPanel - 1) / kPanel * kPanel;
 }
 

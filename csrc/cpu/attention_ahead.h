@@ -14,7 +14,7 @@ namespace {
 template <std::size_t kTurns, std::size_t kLines>
 struct LinesAhead {
   static constexpr std::size_t kStep = kTurns;
-  static constexpr std::size_t kMaxPieces = kAttentionTile + 1;  // one a block, were they as short as can be
+  static constexpr std::size_t kMaxPieces = kAttentionTile + 1;  // one a block of one key; see add_values_ahead
 
   const char* at = nullptr;
   const char* end = nullptr;

@@ -18,7 +18,7 @@ struct UnitWork {
   float* tile_values;                                                 // [kBandRows, padded_dim]
   float* packed_keys;                                                 // panels [D, kPanel]
   float* packed_values;                                               // panels [kAttentionTile, kPanel]
-  float *key_scales, *value_scales;                                   // [KV heads, kAttentionTile], of codes
+  float *key_scales, *value_scales;                                   // [kAttentionTile], of codes
   float *row_scales, *steps, *inverse_steps;                          // [rows] of codes, see attention_codes.h
 
   UnitWork(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item, float* scratch) {
@@ -40,7 +40,7 @@ struct UnitWork {
     limits = reinterpret_cast<std::int32_t*>(take(padded_rows));
     packed_keys = take(kAttentionTile * head_dim);
     packed_values = take(kAttentionTile * padded_dim);
-    for (float** part : {&key_scales, &value_scales}) *part = take(kAttentionTile * item.num_heads());
+    for (float** part : {&key_scales, &value_scales}) *part = take(kAttentionTile);
     for (float** part : {&row_scales, &steps, &inverse_steps}) *part = take(padded_rows);
     for (std::size_t i = 0; i < 6 * padded_rows; ++i) tile_peak[i] = 0.0f;  // the padding is computed with
   }
@@ -53,7 +53,7 @@ enum class TileEnd {
   kMerge,  // they are merged into the row's values
 };
 
-// Rows [first, first + rows) of a unit.
+// Rows [first, first + rows) of an item.
 struct RowBand {
   std::size_t rows, head_dim, padded_dim;
   TileEnd end;

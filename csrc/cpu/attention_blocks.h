@@ -83,6 +83,7 @@ FOREWORD_INLINE void repeat_last_vector(std::size_t num_keys, const T** key_vect
 // blocks from end to end. Of a block that the tile has a part of, and where a head is alone, the values that are needed
 // and the first line of the scales of both (16 of them), these asked for at once, since a piece is asked for in whole
 // steps.
+static_assert(kAttentionTile / 8 + 2 * kBandRows <= kAttentionTile + 1);  // in place: blocks of 8 or more, two in part
 template <class T, class Ahead>
 void add_values_ahead(const TileBlocks<T>& blocks, std::size_t num_heads, std::size_t num_keys, Ahead& ahead) {
   for_runs(blocks, num_keys, [&](std::size_t, std::size_t run, auto place) {

@@ -123,15 +123,17 @@ void attend_codes_in_place(const TileBlocks<Code>& blocks, std::size_t num_keys,
   }
   round_weights<Simd>(band);
   take_in_sums<Simd>(band);
+  // Of keys 2i and 2i + 1, D pairs, of the first head; those of the others lie equally far behind.
+  const Code* rows_of_pairs[kAttentionTile / 2];
+  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+    for (std::size_t i = 0; i < run; i += 2) {
+      rows_of_pairs[(key + i) / 2] = blocks.values + place.block + (place.offset + i) * blocks.head_dim;
+    }
+  });
   for (std::size_t h = 0; h < num_heads; ++h) {
-    const TileBlocks<Code> head = blocks.head(h);
-    const Code* value_rows[kAttentionTile / 2];  // of keys 2i and 2i + 1: D pairs
-    for_runs(head, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-      for (std::size_t i = 0; i < run; i += 2) {
-        value_rows[(key + i) / 2] = head.values + place.block + (place.offset + i) * head.head_dim;
-      }
-    });
-    const auto panel_of = [&](std::size_t d) { return [&, d](std::size_t i) { return value_rows[i] + 2 * d; }; };
+    const auto panel_of = [&](std::size_t d) {
+      return [&, at = h * blocks.head_size + 2 * d](std::size_t i) { return rows_of_pairs[i] + at; };
+    };
     if (band.padded_dim % (2 * kPanel) == 0) {
       value_codes<Simd, 2 * kPanel>(band.part(h * rows, rows), panel_of, ahead.keys);
     } else {

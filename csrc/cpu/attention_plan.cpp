@@ -104,7 +104,6 @@ class Planner {
     plan_.units.push_back({table, narrow(token_begin), narrow(num_tokens), narrow(tile_begin), narrow(tile_end),
                            narrow(num_heads), narrow(cost), false, in_place});
     plan_.max_rows = std::max(plan_.max_rows, rows * num_heads);
-    plan_.max_heads = std::max(plan_.max_heads, num_heads);
     for (std::size_t i = token_begin; i < plan_.unit_tokens.size(); ++i) ++plan_.tokens[plan_.unit_tokens[i]].num_units;
   }
 

@@ -55,7 +55,6 @@ struct AttentionPlan {
   std::vector<AttentionItem> items;  // the costly ones first
   std::size_t num_partials = 0;      // rows
   std::size_t max_rows = 0;          // of an item
-  std::size_t max_heads = 0;         // of an item
 };
 
 AttentionPlan plan_attention(const AttentionArgs& args, const KvCacheView& cache, std::size_t num_threads);

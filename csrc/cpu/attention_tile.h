@@ -26,7 +26,7 @@ struct AttentionProblem {
 
 struct AttentionKernels {
   // The rows of `unit` that belong to the KV heads of `item`. `goes_on`: from what the tiles before gave, to out or to
-  // what the tiles after go on from; else it leaves partial results. scratch: scratch_floats() floats.
+  // what the tiles after go on from; else it leaves partial results. scratch: attention_scratch_floats().
   void (*attend)(const AttentionProblem& problem, const AttentionUnit& unit, const AttentionItem& item, bool goes_on,
                  float* scratch);
   // Takes the partial results of tiles [begin, end) of a token's heads that belong to one KV head into what the tiles
@@ -35,8 +35,8 @@ struct AttentionKernels {
                 std::size_t end);
 };
 
-// What attend() needs for items of up to so many rows and KV heads.
-std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows, std::size_t heads);
+// What attend() needs for items of up to so many rows.
+std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_t rows);
 
 extern const AttentionKernels kAttentionScalar;
 extern const AttentionKernels kAttentionAvx2;

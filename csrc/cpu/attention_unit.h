@@ -121,15 +121,16 @@ void attend_in_place(const TileBlocks<T>& blocks, std::size_t num_keys, const Ti
   }
   soften_band<Simd>(band);
   take_in_sums<Simd>(band);
+  const T* rows_of_keys[kAttentionTile];  // of the first head; those of the others lie equally far behind
+  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+    for (std::size_t i = 0; i < run; ++i) {
+      rows_of_keys[key + i] = blocks.values + place.block + (place.offset + i) * blocks.head_dim;
+    }
+  });
   for (std::size_t h = 0; h < num_heads; ++h) {
-    const TileBlocks<T> head = blocks.head(h);
-    const T* value_rows[kAttentionTile];
-    for_runs(head, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-      for (std::size_t i = 0; i < run; ++i) {
-        value_rows[key + i] = head.values + place.block + (place.offset + i) * head.head_dim;
-      }
-    });
-    const auto panel_of = [&](std::size_t d) { return [&, d](std::size_t key) { return value_rows[key] + d; }; };
+    const auto panel_of = [&](std::size_t d) {
+      return [&, at = h * blocks.head_size + d](std::size_t key) { return rows_of_keys[key] + at; };
+    };
     if (band.padded_dim % (2 * kPanel) == 0) {
       value_band<Simd, 2 * kPanel>(band.part(h * rows, rows), panel_of, ahead.keys);
     } else {

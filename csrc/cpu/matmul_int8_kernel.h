@@ -234,11 +234,11 @@ struct Format4Bit : Int8Format {
       return add_rows_4bit<Simd>(range.count, packed, record, num_groups, acc);
     }
     alignas(64) std::uint8_t codes[kRunGroups * Unpacked<Simd>::kBytes];
-    const std::uint8_t* ahead = unpack<Simd>(packed, num_groups, codes);
+    const std::uint8_t* const behind = unpack<Simd>(packed, num_groups, codes);
     for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums, std::size_t done) {
       const std::size_t asked = done / kInt8Rows * num_groups * Unpacked<Simd>::kAskedBytes;
-      const bool asks = done < 2 * kInt8Rows;
-      add_rows_4bit<Simd>(m, Unpacked<Simd>{codes, asks ? ahead + asked : nullptr}, record, num_groups, sums);
+      const std::uint8_t* const ahead = done < 2 * kInt8Rows ? behind + asked : nullptr;
+      add_rows_4bit<Simd>(m, Unpacked<Simd>{codes, ahead}, record, num_groups, sums);
     });
   }
 };

@@ -71,8 +71,7 @@ bool Packing::help(std::size_t max_pieces) {
 }
 
 std::vector<PackedMatrix> Packing::finish() {
-  while (!help(kNone)) {
-  }
+  help(kNone);
   if (thread_.joinable()) thread_.join();
   std::vector<PackedMatrix> packed;
   for (std::size_t begin = 0; begin < runs_.size();) {

@@ -12,7 +12,7 @@ constexpr std::size_t kLengthBytes = 8;
 // of all points.
 class Hash {
  public:
-  explicit Hash(std::uint64_t secret) : point_(secret % kPrime + 256) {}
+  explicit Hash(std::uint64_t secret) : point_((secret + 256) % kPrime) {}
 
   void add(std::string_view text) {
     for (const char c : text) {

@@ -1,6 +1,9 @@
 // Sequences that share blocks read them once, and nobody can tell.
+#include <cmath>
+#include <random>
+
 #include "attention_cases.h"
-#include "attention_plan.h"
+#include "attention_tile.h"
 
 using namespace foreword;
 using namespace foreword::test;
@@ -40,6 +43,16 @@ std::size_t tiles_read(const std::vector<std::vector<std::int32_t>>& tables, con
     tiles += unit.tile_end - unit.tile_begin;
   }
   return tiles;
+}
+
+const AttentionKernels& kernels_of([[maybe_unused]] InstructionSet isa) {
+#if FOREWORD_HAVE_AVX2
+  if (isa == InstructionSet::kAvx2) return kAttentionAvx2;
+#endif
+#if FOREWORD_HAVE_NEON
+  if (isa == InstructionSet::kNeon) return kAttentionNeon;
+#endif
+  return kAttentionScalar;
 }
 
 }  // namespace
@@ -133,6 +146,44 @@ TEST(attention_sharing, many_streams_over_one_prefix_have_the_bits_they_have_alo
     }
     chunks[0].num_lent = 0;
     check_same(attend(two, shape, chunks, 5), expected);
+  }
+}
+
+// Sums taken up in two steps, as when a unit ends before the tiles behind it are done, are those of one step.
+TEST(attention_sharing, partial_results_merged_in_parts_have_the_bits_of_one_merge) {
+  constexpr std::size_t kTiles = 4, kHeads = 6, kDim = 40;
+  std::mt19937 random(31);
+  std::normal_distribution<float> normal;
+  for (const InstructionSet isa : instruction_sets()) {
+    const AttentionToken token{0, kTiles * kAttentionTile - 1, 0, 2};
+    AttentionProblem problem{};
+    problem.cache.head_dim = kDim;
+    problem.cache.num_kv_heads = 2;
+    problem.group = kHeads / 2;
+    problem.padded_dim = (kDim + kPanel - 1) / kPanel * kPanel;
+    problem.partial_floats = problem.padded_dim + kPanel;
+    problem.args.num_heads = kHeads;
+    problem.args.out_stride = kHeads * kDim;
+    problem.tokens = &token;
+    std::vector<float> partials(kTiles * kHeads * problem.partial_floats);
+    for (float& value : partials) value = normal(random);
+    for (std::size_t row = 0; row < kTiles * kHeads; ++row) {
+      float& sum = partials[row * problem.partial_floats + problem.padded_dim + 1];
+      sum = std::abs(sum) + 1;
+    }
+    std::vector<std::vector<float>> found;
+    for (const std::size_t cut : {kTiles, std::size_t{2}, std::size_t{3}}) {
+      std::vector<float> rows = partials, out(kHeads * kDim);
+      problem.partials = rows.data();
+      problem.args.out = out.data();
+      for (std::size_t kv_head = 0; kv_head < 2; ++kv_head) {
+        kernels_of(isa).merge(problem, token, kv_head, 1, cut);
+        if (cut < kTiles) kernels_of(isa).merge(problem, token, kv_head, cut, kTiles);
+      }
+      found.push_back(out);
+    }
+    for (const std::vector<float>& parts : found) check_same(parts, found[0]);
+    CHECK(found[0][0] != 0);
   }
 }
 

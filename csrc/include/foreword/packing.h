@@ -15,6 +15,7 @@ namespace foreword {
 
 // A thread of its own packs, a piece of some tiles at a time, from construction on; the context's pool helps when
 // asked. What the sources point to stays until this is gone. Allocates everything at once, so that no piece can fail.
+// Not for a child that was forked before finish(): the thread is not there.
 class Packing {
  public:
   struct Place {
