@@ -5,6 +5,7 @@ import pytest
 from tests.factories import tiny_config
 
 from foreword.core.config import CacheConfig, KVDtype
+from foreword.core.errors import InvariantError
 from foreword.core.outputs import BlockCopy
 from foreword.core.types import BlockId
 from foreword.ops.backend import Backend
@@ -24,6 +25,14 @@ def make_storage(kv_dtype: KVDtype, *, debug: bool = False) -> KVStorage:
 def bytes_of(storage: KVStorage, block: int) -> list[bytes]:
     layers = range(MODEL.num_layers)
     return [array[block].tobytes() for i in layers for array in (storage.k_cache(i), storage.v_cache(i))]
+
+
+@pytest.mark.parametrize("copy", [(-1, 0), (0, -1), (5, 0), (0, 5)])
+def test_a_block_outside_the_pool_is_not_copied(copy: tuple[int, int]) -> None:
+    storage = make_storage("f32")
+
+    with pytest.raises(InvariantError, match="of 5"):
+        storage.prepare(CpuBackend(), [], [BlockCopy(BlockId(copy[0]), BlockId(copy[1]))])
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)

@@ -1,4 +1,7 @@
-"""Kernels in C++: checks nothing itself, since the bindings check every shape, dtype and index they are given."""
+"""Kernels in C++: checks nothing itself, since the bindings check every shape, dtype and index they are given.
+
+`copy_blocks` is NumPy's; whoever asks for copies checks their blocks.
+"""
 
 from collections.abc import Sequence
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foreword.core.config import CacheConfig, ModelConfig
-from foreword.core.errors import CapacityError
+from foreword.core.errors import CapacityError, InvariantError
 from foreword.core.outputs import BlockCopy
 from foreword.core.types import BlockId
 from foreword.ops.backend import Backend, KVArray
@@ -56,6 +56,9 @@ class KVStorage:
             return
         sources = np.array([c.source for c in copies], np.int32)
         destinations = np.array([c.destination for c in copies], np.int32)
+        for blocks in (sources, destinations):
+            if not 0 <= blocks.min() <= blocks.max() < len(self._k[0]):  # NumPy would take -1 for the last
+                raise InvariantError(f"copies of blocks {blocks.min()} to {blocks.max()} of {len(self._k[0])}")
         for k, v in zip(self._k, self._v, strict=True):
             backend.copy_blocks(k, v, sources, destinations)
 
