@@ -189,6 +189,19 @@ def test_whoever_is_not_let_in_is_told_that_first(start_server: StartServer, tmp
     ticket.leave()
 
 
+def test_a_request_without_a_host_is_malformed_first(start_server: StartServer, tmp_path: Path) -> None:
+    key, line = new_key("alice", "user")
+    (tmp_path / "keys").write_text(f"{line}\n")
+    live = start_server(keys=KeyRing.from_file(tmp_path / "keys"), limits=Limits(max_queued_requests=1))
+    ticket = live.service.admission.enter()
+
+    hostless = request("/v1/completions", BODIES["/v1/completions"], key=key).replace(b"Host: localhost\r\n", b"")
+    with connect(live) as connection:
+        connection.sendall(hostless)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")
+    ticket.leave()
+
+
 WHOLE = request("/v1/completions", {"model": "tiny", "prompt": "a"}, "User-Agent: x/1")
 PIECES = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b"0", b"GET / HTTP/1.1\r\n\r\n", b"\x00", b"\x80", b"Host: b\r\n"]
 PIECES += [b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"Expect: 100-continue\r\n", b"HTTP/1.0", b"?"]

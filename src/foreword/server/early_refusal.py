@@ -7,18 +7,16 @@ the queue would refuse it. All that is unusual, and all that is to be taken, goe
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from http import HTTPStatus
 
 import msgspec
 from msgspec import Struct
 
 from foreword.core.errors import QueueFullError, UnavailableError
+from foreword.server.context import RequestContext
 from foreword.server.errors import ApiError, as_api_error, dialect_of
 from foreword.server.gate import Gate, request_id_of
-from foreword.server.limits import Limits
-from foreword.server.logs import log
 from foreword.server.service import Service
-from foreword.server.tenants import Tenant
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 """Whose requests take a place in the queue, whatever they say."""
@@ -44,7 +42,7 @@ class EarlyRefusals:
     def __init__(self, service: Service, gate: Gate) -> None:
         self._service = service
         self._gate = gate
-        self._limits: Limits = service.limits
+        self._limits = service.limits
 
     def refuse(self, data: bytes, more_headers: Iterable[tuple[bytes, bytes]] = ()) -> Refusal | None:
         """The answer to a request that begins with `data`; None where it is to go the ordinary way."""
@@ -61,32 +59,31 @@ class EarlyRefusals:
         num_bytes, closes = found.end() + length, headers.get("connection", "").lower() == "close"
         if num_bytes < len(data) or (closes and num_bytes > len(data)):
             return None  # another request behind it, or an answer that closing could undo
-        tenant, error = self._decided(path, headers)
+        context = RequestContext(request_id_of(headers))
+        error = self._decided(path, headers, context)
         if error is None:
             return None
-        request_id = request_id_of(headers)
-        self._service.metrics.answered(path, error.status)
-        name = None if tenant is None else tenant.name
-        ids: dict[str, Any] = {"request_id": request_id, "method": "POST", "route": path}
-        log("request", **ids, status=error.status, tenant=name, duration_s=0.0)
-        return Refusal(_answer(error, path, request_id, closes, more_headers), num_bytes, closes)
+        context.status = error.status
+        self._gate.note(context, "POST", path)
+        return Refusal(_answer(error, path, context.request_id, closes, more_headers), num_bytes, closes)
 
-    def _decided(self, path: str, headers: dict[str, str]) -> tuple[Tenant | None, ApiError | None]:
-        """Who asks, and why they are refused; nothing where the gate has its own words to say."""
+    def _decided(self, path: str, headers: dict[str, str], context: RequestContext) -> ApiError | None:
+        """Why they are refused who ask; None where they aren't, or where the gate has its own words to say."""
         try:
-            tenant = self._gate.admit(path, headers)
+            context.tenant = self._gate.admit(path, headers)
         except (ApiError, UnavailableError):
-            return None, None
+            return None
+        if context.tenant is None:
+            return None
         try:
-            if tenant is not None:
-                self._service.check_room(tenant)
+            self._service.check_room(context.tenant)
         except (ApiError, QueueFullError) as error:
-            return tenant, as_api_error(error, retry_after_s=self._limits.retry_after_s)
-        return tenant, None
+            return as_api_error(error, retry_after_s=self._limits.retry_after_s)
+        return None
 
 
 def _plain_headers(lines: bytes, most: int) -> dict[str, str]:
-    """Names in small letters; none at all where one is unusual, given twice, or there are too many."""
+    """Names in small letters; none at all where one is unusual, missing or given twice, or there are too many."""
     headers: dict[str, str] = {}
     for line in lines.decode("ascii").split("\r\n")[:-1]:
         name, _, value = line.partition(":")
@@ -94,7 +91,8 @@ def _plain_headers(lines: bytes, most: int) -> dict[str, str]:
         if name in headers or name in _UNUSUAL or len(headers) >= most:
             return {}
         headers[name] = value.strip(" \t")
-    return {} if headers.get("connection", "keep-alive").lower() not in ("keep-alive", "close") else headers
+    is_plain = "host" in headers and headers.get("connection", "keep-alive").lower() in ("keep-alive", "close")
+    return headers if is_plain else {}
 
 
 def _length(headers: dict[str, str], most: int) -> int | None:
@@ -117,6 +115,7 @@ def _answer(
         "request-id": request_id,
         **({"connection": "close"} if closes else {}),
     }
-    head = [b"HTTP/1.1 429 Too Many Requests", *(b"%b: %b" % pair for pair in more_headers)]
+    status = HTTPStatus(error.status)
+    head = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), *(b"%b: %b" % pair for pair in more_headers)]
     head += [f"{name}: {value}".encode("latin-1") for name, value in told.items()]
     return b"\r\n".join(head) + b"\r\n\r\n" + body

@@ -73,7 +73,7 @@ class Gate:
         finally:
             if context.permit is not None:
                 context.permit.leave()
-            self._note(context, scope)
+            self.note(context, scope["method"], scope["path"])
 
     def _check_head(self, headers: Mapping[str, str]) -> None:
         if len(headers) > self._service.limits.max_headers:
@@ -119,14 +119,15 @@ class Gate:
         if not context.status:
             await error_response(failure, scope["path"])(scope, receive, send)
 
-    def _note(self, context: RequestContext, scope: Scope) -> None:
-        route = scope["path"] if scope["path"] in self._paths else "other"
+    def note(self, context: RequestContext, method: str, path: str) -> None:
+        """Count an answer, and write its line."""
+        route = path if path in self._paths else "other"
         self._service.metrics.answered(route, context.status)
         log(
             "request",
             logging.DEBUG if route in OPEN_PATHS else logging.INFO,
             request_id=context.request_id,
-            method=scope["method"],
+            method=method,
             route=route,
             status=context.status,
             tenant=None if context.tenant is None else context.tenant.name,

@@ -57,9 +57,8 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
 
 def log(event: str, level: int = logging.INFO, **fields: object) -> None:
     """One event with its fields."""
-    if logger.isEnabledFor(
-        level
-    ):  # without `logger.log`, which looks through the stack for who calls: half of the time
+    if logger.isEnabledFor(level):
+        # Not by `logger.log`, which looks through the stack for who calls: half of the time.
         record = logging.LogRecord(logger.name, level, __file__, 0, event, (), None)
         record.fields = fields
         logger.handle(record)
