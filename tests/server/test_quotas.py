@@ -118,7 +118,7 @@ def test_requests_and_tokens_are_charged_and_given_back() -> None:
 
     assert (refused.value.status, refused.value.headers["retry-after"]) == (429, "6")
     assert refused.value.headers["x-ratelimit-remaining-tokens"] == "20"
-    first.settle(10 - 75)  # ten generated, most of the prompt read
+    first.charge("tokens", 10 - 75)  # ten generated, most of the prompt read
     second.take("tokens", 30)
     first.leave()
     second.leave()

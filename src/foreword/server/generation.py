@@ -263,7 +263,7 @@ class Generation:
             key = piece.prompt_index, piece.index
             before = self._last.get(key)
             if before is not None and piece.token_ids and self._reuse.outcome != "hit":
-                count(now - before)
+                count(max(0.0, now - before))  # the engine's thread may have noted a later one meanwhile
             self._last[key] = now
 
     def _count(self, *, failed: bool = False) -> None:
@@ -279,5 +279,5 @@ class Generation:
         if self._last and not self._reuse.is_reused:
             self._ticket.end()
         if self._permit is not None and not self._reuse.is_reused:
-            self._permit.settle(total.completion - total.read)
+            self._permit.charge("tokens", total.completion - total.read)
         self._metrics.ended(total, ended, time.monotonic() - self._started)

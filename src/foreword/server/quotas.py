@@ -135,7 +135,7 @@ class Quotas:
         """
         permit = self.check(domain, limits)
         if permit is not None:
-            permit.take("requests", 1)
+            permit.charge("requests", 1)
             self._accounts[domain].num_open += 1
             permit.is_open = True
         return permit
@@ -176,9 +176,7 @@ class Permit:
             ApiError: 429; nothing was charged.
         """
         self.check(kind, amount)
-        now = self._clock()
-        for bucket in self._quotas.account(self._domain).of(kind):
-            bucket.take(amount, now)
+        self.charge(kind, amount)
 
     def check(self, kind: Kind, amount: int) -> None:
         """Raise what `take` would."""
@@ -189,11 +187,11 @@ class Permit:
                 period = PERIOD_NAMES[bucket.rate.period_s]
                 raise self.refusal(f"{bucket.rate.amount} {kind} a {period}", wait)
 
-    def settle(self, num_tokens: int) -> None:
-        """Charge what else was computed, or give back what was not."""
+    def charge(self, kind: Kind, amount: int) -> None:
+        """Charge, or give back what is negative, whatever is left."""
         now = self._clock()
-        for bucket in self._quotas.account(self._domain).of("tokens"):
-            bucket.take(num_tokens, now)
+        for bucket in self._quotas.account(self._domain).of(kind):
+            bucket.take(amount, now)
 
     def leave(self) -> None:
         """The request is over. Harmless when said twice."""
