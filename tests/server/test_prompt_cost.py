@@ -1,4 +1,4 @@
-"""What Python does for a request does not grow with its prompt: whatever goes over all tokens is one call each."""
+"""The number of Python's calls for a request does not grow with its prompt."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.server.wire import chat_body, completion_body, message_body, response
 
 LENGTHS = (400, 3600)
 CALLS_PER_TOKEN = 1 / 8
-"""Between no loop over tokens and the smallest, which makes one call for each."""
+"""Between no call for each token and one. A loop that calls no function of Python is not seen."""
 
 
 class CallCounter:

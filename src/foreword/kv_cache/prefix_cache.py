@@ -23,7 +23,7 @@ BlockHash = NewType("BlockHash", bytes)
 TOKEN_BYTES = 4
 
 
-def pack_tokens(token_ids: Iterable[TokenId]) -> bytes:
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
     """Token ids as native int32: comparing two runs is then one memory comparison.
 
     Raises:

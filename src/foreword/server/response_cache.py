@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from foreword.core.sampling_params import SamplingParams
 from foreword.core.sequence import Usage
+from foreword.kv_cache.prefix_cache import pack_tokens
 from foreword.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from foreword.server.errors import ApiError
 from foreword.server.flight import Flight
@@ -175,7 +176,7 @@ class ResponseCache:
         The prompt's ids are part of it, since they depend on more than the text: earlier answers of a conversation
         stand in them as they were generated.
         """
-        parts = (b"response 1", self._identity, namespace, question.digest(), *map(_packed, prompts))
+        parts = (b"response 1", self._identity, namespace, question.digest(), *map(pack_tokens, prompts))
         digest = hashlib.sha256()
         for part in parts:
             digest.update(len(part).to_bytes(8, "little") + part)
@@ -193,7 +194,3 @@ class ResponseCache:
         """Forget every answer; those under way go to who waits for them, and are not stored."""
         self.epoch += 1
         self._records.clear()
-
-
-def _packed(token_ids: Sequence[int]) -> bytes:
-    return b"".join([token.to_bytes(4, "little") for token in token_ids])

@@ -144,7 +144,7 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = range(tokenizer.vocab_size)
         self.tokens = [tokenizer.token_bytes(i) for i in ids]
-        self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
+        self.special_token_ids = sorted(tokenizer.special_token_ids)
         self.bos_token_id = tokenizer.bos_token_id
         self.end_token_ids = sorted(tokenizer.eos_token_ids)
         if not self.end_token_ids:  # one beyond the vocabulary, which no mask reaches

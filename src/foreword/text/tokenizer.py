@@ -207,9 +207,10 @@ class Tokenizer:
         Raises:
             InvalidRequestError: an id is not an integer or not in the vocabulary.
         """
-        self._check_ids(token_ids)
-        special = self.special_token_ids
-        data = self.spell([i for i in token_ids if i not in special] if skip_special_tokens else token_ids)
+        if skip_special_tokens:
+            self._check_ids(token_ids)  # before any is left out: True is 1
+            token_ids = [token_id for token_id in token_ids if token_id not in self.special_token_ids]
+        data = self.spell(token_ids)
         if self._spec.strip_leading_space and data.startswith(b" "):
             data = data[1:]
         return data.decode("utf-8", errors="replace")
