@@ -93,10 +93,10 @@ def bench(
 
 
 def _open(model: ModelOptions, measured: BenchOptions, tell: Callable[[str], None]) -> "Bench":
+    path, options = find_model(model.model), model.engine_options()  # before NumPy is imported
     from foreword.bench.bench import Bench
 
-    path = find_model(model.model)
-    bench = Bench(path, model.engine_options(), repeats=measured.repeats, tell=tell)
+    bench = Bench(path, options, repeats=measured.repeats, tell=tell)
     tell(f"loading {path.name}")
     summary = bench.llm.summary
     if not (measured.quiet or measured.json):

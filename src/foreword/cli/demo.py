@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from foreword.cli.console import human_s, one_line, out_console, write_json, write_text
 from foreword.cli.options import JsonFlag, ModelOptions, QuietFlag, grouped
-from foreword.cli.session import as_keywords, find_model
+from foreword.cli.session import find_model
 from foreword.core.errors import ForewordError
 
 if TYPE_CHECKING:
@@ -31,13 +32,13 @@ def demo(*, model: ModelOptions, shown: DemoShown) -> None:
 
     Takes about half a minute on two cores. Exit code 1 when a claim does not hold.
     """
+    path, options = find_model(model.model), model.engine_options()  # before NumPy is imported
     from foreword.demo.demo import Stage, run_demo
     from foreword.demo.page import page
 
-    path = find_model(model.model)
     talk = not (shown.quiet or shown.json)
     stage = Stage(_begin, _show, _told) if talk else Stage(lambda _: None, lambda _: None, lambda _: None)
-    claims = list(run_demo(path, stage, **as_keywords(model.engine_options())))
+    claims = list(run_demo(path, stage, **asdict(options)))
     if shown.html is not None:
         try:
             shown.html.write_text(page(claims, path.stem), encoding="utf-8")

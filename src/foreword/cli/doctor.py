@@ -201,11 +201,11 @@ def _answers(llm: "LLM") -> Finding:
 
 @contextmanager
 def _loaded(model: ModelOptions, path: "Path") -> "Iterator[LLM]":
-    from foreword.cli.session import as_keywords
+    options = model.engine_options()
     from foreword.llm import LLM
 
     with err_console().status(f"Loading {path.name} …"):
-        llm = LLM(path, **as_keywords(model.engine_options()))
+        llm = LLM(path, **asdict(options))
     with llm:
         yield llm
 

@@ -69,17 +69,12 @@ def open_model(model: ModelOptions, *, quiet: bool) -> "LLM":
     from foreword.llm import LLM
 
     if quiet:
-        return LLM(path, **as_keywords(options))
+        return LLM(path, **asdict(options))
     with err_console().status(f"Loading {path.name} …"):
-        llm = LLM(path, **as_keywords(options))
+        llm = LLM(path, **asdict(options))
     for line in summary_lines(llm.summary, options):
         remark(line)
     return llm
-
-
-def as_keywords(options: "EngineOptions") -> dict[str, object]:
-    """Engine options as keywords of `LLM`."""
-    return asdict(options)
 
 
 def summary_lines(summary: "LoadSummary", options: "EngineOptions") -> list[str]:

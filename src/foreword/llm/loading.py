@@ -82,7 +82,7 @@ class LoadSummary(Struct, frozen=True, kw_only=True):
     prefix_cache: str
     max_model_len: int
     available_bytes: int
-    load_s: float
+    load_s: float  # from the opening of the files to the engine, whatever the caller did meanwhile
 
 
 class LoadedModel(Struct, frozen=True):
@@ -149,7 +149,7 @@ class Loading:
         """The model, with its engine; to be asked for once."""
         model = self._model.finish()
         files, tokenizer, events = self._files, self._tokenizer, self._events
-        del self._model, self._files  # the last views of the mapped files, and all metadata
+        del self._model, self._files  # a server keeps this object: not the mapped files too, nor their metadata
         engine, summary = self._make_engine(files, model, tokenizer)
         names = (files.path.name, str((files.metadata or {}).get("general.name", "")))
         self._held.pop_all()  # events are the loaded model's from here on
