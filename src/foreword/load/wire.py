@@ -128,8 +128,8 @@ class Connection(Struct):
         Raises:
             WireError, OSError, asyncio.IncompleteReadError: it ends before that.
         """
-        self.inbox.is_patient = is_patient
         if headers.get("transfer-encoding", "").lower() == "chunked":
+            self.inbox.is_patient = is_patient
             async for chunk in self._chunks():
                 yield chunk
         elif "content-length" in headers:
@@ -152,6 +152,7 @@ class Connection(Struct):
                 raise WireError("a chunk is too long")
             data = await self.inbox.exactly(size + 2)
             yield data[:-2]
+        self.inbox.is_patient = False  # its end is all that is left, and may have come in part
         while await self._line():
             pass  # trailers
 
