@@ -104,8 +104,8 @@ def main() -> None:
         with urllib.request.urlopen(f"{url}/metrics") as answer:
             held = [line for line in answer.read().decode().splitlines() if 'state="held"' in line]
     middle = watch.seen[len(watch.seen) // 4]
-    name = "requests_per_second_while_asked"
-    goodput = float(str(flood[name])) / float(str(peak[name]))
+    asked = "requests_per_second_while_asked"
+    goodput = float(str(flood[asked])) / float(str(peak[asked]))
     to_the_last = float(str(flood["requests_per_second"])) / float(str(peak["requests_per_second"]))
     print(
         json.dumps(
