@@ -48,8 +48,8 @@ void point_at_key_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, Ti
   repeat_last_vector<Simd>(num_keys, tile.key_vectors);
 }
 
-// Copies the tile's keys into panels [D/2, kPanel, 2] of int16. Vectors that lie in one block are read whole; what they
-// hold behind the last key is copied and not looked at.
+// Copies the tile's keys into panels [D/2, kPanel, 2] of int16, whole lines where a panel lies in one block. Vectors
+// that lie in one block are read whole; what they hold behind the last key is copied and not looked at.
 template <class Simd, class Code>
 void pack_key_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, std::int16_t* packed) {
   for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
@@ -58,39 +58,54 @@ void pack_key_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, std::i
     for (std::size_t i = 0; i < run;) {
       const std::size_t column = (key + i) % kPanel;
       std::int16_t* const panel = packed + (key + i) / kPanel * kPanel * blocks.head_dim + 2 * column;
-      const bool is_whole = column % Simd::kLanes == 0 && i + Simd::kLanes <= readable;
-      for (std::size_t d = 0; d < blocks.head_dim / 2; ++d) {
-        const Code* const pair = source + d * stride + 2 * i;
-        std::int16_t* const to = panel + d * 2 * kPanel;
-        if (is_whole) {
-          Simd::store_pairs(to, Simd::load_pairs(pair));
-        } else {
-          to[0] = pair[0];
-          to[1] = pair[1];
+      const auto copy = [&]<std::size_t kWidth>() {
+        for (std::size_t d = 0; d < blocks.head_dim / 2; ++d) {
+#pragma GCC unroll 4
+          for (std::size_t at = 0; at < kWidth; at += Simd::kLanes) {
+            Simd::store_pairs(panel + 2 * (d * kPanel + at), Simd::load_pairs(source + d * stride + 2 * (i + at)));
+          }
         }
+        i += kWidth;
+      };
+      if (column == 0 && i + kPanel <= readable) {
+        copy.template operator()<kPanel>();
+      } else if (column % Simd::kLanes == 0 && i + Simd::kLanes <= readable) {
+        copy.template operator()<Simd::kLanes>();
+      } else {
+        for (std::size_t d = 0; d < blocks.head_dim / 2; ++d) {
+          for (std::size_t which = 0; which < 2; ++which) {
+            panel[d * 2 * kPanel + which] = source[d * stride + 2 * i + which];
+          }
+        }
+        ++i;
       }
-      i += is_whole ? Simd::kLanes : 1;
     }
   });
 }
 
 // Copies the tile's values into panels [kAttentionTile / 2, kPanel, 2] of int16; dimensions behind the last are zero.
+// One panel after another: see pack_values.
 template <class Simd, class Code>
 void pack_value_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, std::size_t padded_dim,
                       std::int16_t* packed) {
-  const std::size_t whole = blocks.head_dim / Simd::kLanes * Simd::kLanes;
+  const std::size_t head_dim = blocks.head_dim;
   for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-    for (std::size_t i = 0; i < run; i += 2) {
-      const Code* const row = blocks.values + place.block + (place.offset + i) * blocks.head_dim;
-      const auto target = [&](std::size_t d) {
-        return packed + d / kPanel * kPanel * kAttentionTile + (key + i) * kPanel + d % kPanel * 2;
-      };
-      for (std::size_t d = 0; d < whole; d += Simd::kLanes) {
-        Simd::store_pairs(target(d), Simd::load_pairs(row + 2 * d));
+    const Code* const rows = blocks.values + place.block + place.offset * head_dim;
+    for (std::size_t panel = 0; panel < padded_dim; panel += kPanel) {
+      std::int16_t* const target = packed + panel * kAttentionTile + key * kPanel;
+      if (panel + kPanel <= head_dim) {
+        for (std::size_t i = 0; i < run; i += 2) {
+#pragma GCC unroll 4
+          for (std::size_t d = 0; d < kPanel; d += Simd::kLanes) {
+            Simd::store_pairs(target + i * kPanel + 2 * d, Simd::load_pairs(rows + i * head_dim + 2 * (panel + d)));
+          }
+        }
+        continue;
       }
-      for (std::size_t d = whole; d < padded_dim; ++d) {
-        for (std::size_t which = 0; which < 2; ++which) {
-          target(d)[which] = d < blocks.head_dim ? row[2 * d + which] : Code{0};
+      for (std::size_t i = 0; i < run; i += 2) {
+        for (std::size_t d = 0; d < 2 * kPanel; ++d) {
+          const std::size_t from = 2 * panel + d;
+          target[i * kPanel + d] = from < 2 * head_dim ? rows[i * head_dim + from] : Code{0};
         }
       }
     }
@@ -142,23 +157,36 @@ void attend_codes_in_place(const TileBlocks<Code>& blocks, std::size_t num_keys,
   }
 }
 
+// Keys of int16 are panels where they lie, if vectors don't cross blocks; other keys are copied to `packed`.
+template <class Simd, class Code>
+TileCodes<Simd, std::int16_t> panels_of_keys(const TileBlocks<Code>& blocks, std::size_t num_keys,
+                                             std::int16_t* packed) {
+  TileCodes<Simd, std::int16_t> tile;
+  if constexpr (sizeof(Code) == sizeof(std::int16_t)) {
+    if (blocks.block_size % Simd::kLanes == 0) {
+      point_at_key_codes<Simd>(blocks, num_keys, tile);
+      return tile;
+    }
+  }
+  pack_key_codes<Simd>(blocks, num_keys, packed);
+  tile.key_stride = 2 * kPanel;
+  for (std::size_t v = 0; v < kAttentionTile / Simd::kLanes; ++v) {
+    const std::size_t key = v * Simd::kLanes;
+    tile.key_vectors[v] = packed + key / kPanel * kPanel * blocks.head_dim + key % kPanel * 2;
+  }
+  return tile;
+}
+
 // Many rows: copies the tile into panels first; done(first row, band) after each band. The next tile is asked for.
 template <class Simd, class Code, class Done>
 void attend_codes_packed(const TileBlocks<Code>& blocks, std::size_t num_keys, const TileBlocks<Code>& next,
                          std::size_t num_next_keys, const UnitWork& work, TileEnd end, Done done) {
-  std::int16_t* const keys = reinterpret_cast<std::int16_t*>(work.packed_keys);
   std::int16_t* const values = reinterpret_cast<std::int16_t*>(work.packed_values);
-  pack_key_codes<Simd>(blocks, num_keys, keys);
+  auto tile = panels_of_keys<Simd>(blocks, num_keys, reinterpret_cast<std::int16_t*>(work.packed_keys));
   pack_value_codes<Simd>(blocks, num_keys, work.padded_dim, values);
   copy_scales(blocks, blocks.keys, num_keys, work.key_scales);
   copy_scales(blocks, blocks.values, num_keys, work.value_scales);
-  TileCodes<Simd, std::int16_t> tile;
-  tile.key_stride = 2 * kPanel;
   tile.key_scales = work.key_scales;
-  for (std::size_t v = 0; v < kAttentionTile / Simd::kLanes; ++v) {
-    const std::size_t key = v * Simd::kLanes;
-    tile.key_vectors[v] = keys + key / kPanel * kPanel * work.head_dim + key % kPanel * 2;
-  }
   TileAhead<LinesAhead<32, 8>> ahead;
   add_values_ahead(next, 1, num_next_keys, ahead.values);
   add_keys_ahead(next, 1, num_next_keys, ahead.keys);

@@ -59,8 +59,8 @@ void point_at_keys(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<S
   repeat_last_vector<Simd>(num_keys, tile.key_vectors);
 }
 
-// Copies the tile's keys into panels [D, kPanel] of f32. Vectors that lie in one block are read whole; what they hold
-// behind the last key is copied and not looked at.
+// Copies the tile's keys into panels [D, kPanel] of f32, whole lines where a panel lies in one block. Vectors that lie
+// in one block are read whole; what they hold behind the last key is copied and not looked at.
 template <class Simd, class T>
 void pack_keys(const TileBlocks<T>& blocks, std::size_t num_keys, float* packed) {
   for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
@@ -69,11 +69,19 @@ void pack_keys(const TileBlocks<T>& blocks, std::size_t num_keys, float* packed)
     for (std::size_t i = 0; i < run;) {
       const std::size_t column = (key + i) % kPanel;
       float* const panel = packed + (key + i) / kPanel * kPanel * blocks.head_dim + column;
-      if (column % Simd::kLanes == 0 && i + Simd::kLanes <= readable) {
+      const auto copy = [&]<std::size_t kWidth>() {
         for (std::size_t d = 0; d < blocks.head_dim; ++d) {
-          Simd::store(panel + d * kPanel, Simd::load(source + d * blocks.block_size + i));
+#pragma GCC unroll 4
+          for (std::size_t at = 0; at < kWidth; at += Simd::kLanes) {
+            Simd::store(panel + d * kPanel + at, Simd::load(source + d * blocks.block_size + i + at));
+          }
         }
-        i += Simd::kLanes;
+        i += kWidth;
+      };
+      if (column == 0 && i + kPanel <= readable) {
+        copy.template operator()<kPanel>();
+      } else if (column % Simd::kLanes == 0 && i + Simd::kLanes <= readable) {
+        copy.template operator()<Simd::kLanes>();
       } else {
         for (std::size_t d = 0; d < blocks.head_dim; ++d) {
           panel[d * kPanel] = Simd::to_float(source[d * blocks.block_size + i]);
@@ -84,20 +92,28 @@ void pack_keys(const TileBlocks<T>& blocks, std::size_t num_keys, float* packed)
   });
 }
 
-// Copies the tile's values into panels [kAttentionTile, kPanel] of f32; dimensions behind the last are zero.
+// Copies the tile's values into panels [kAttentionTile, kPanel] of f32; dimensions behind the last are zero. One panel
+// after another: written in turns they would be as many streams, lines of one set of the cache each time.
 template <class Simd, class T>
 void pack_values(const TileBlocks<T>& blocks, std::size_t num_keys, std::size_t padded_dim, float* packed) {
-  const std::size_t whole = blocks.head_dim / Simd::kLanes * Simd::kLanes;
+  const std::size_t head_dim = blocks.head_dim;
   for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-    const T* const rows = blocks.values + place.block + place.offset * blocks.head_dim;
-    const auto target = [&](std::size_t d) {
-      return packed + d / kPanel * kPanel * kAttentionTile + key * kPanel + d % kPanel;
-    };
-    for (std::size_t i = 0; i < run; ++i) {
-      const T* const row = rows + i * blocks.head_dim;
-      for (std::size_t d = 0; d < whole; d += Simd::kLanes) Simd::store(target(d) + i * kPanel, Simd::load(row + d));
-      for (std::size_t d = whole; d < padded_dim; ++d) {
-        target(d)[i * kPanel] = d < blocks.head_dim ? Simd::to_float(row[d]) : 0.0f;
+    const T* const rows = blocks.values + place.block + place.offset * head_dim;
+    for (std::size_t panel = 0; panel < padded_dim; panel += kPanel) {
+      float* const target = packed + panel * kAttentionTile + key * kPanel;
+      if (panel + kPanel <= head_dim) {
+        for (std::size_t i = 0; i < run; ++i) {
+#pragma GCC unroll 4
+          for (std::size_t d = 0; d < kPanel; d += Simd::kLanes) {
+            Simd::store(target + i * kPanel + d, Simd::load(rows + i * head_dim + panel + d));
+          }
+        }
+        continue;
+      }
+      for (std::size_t i = 0; i < run; ++i) {
+        for (std::size_t d = 0; d < kPanel; ++d) {
+          target[i * kPanel + d] = panel + d < head_dim ? Simd::to_float(rows[i * head_dim + panel + d]) : 0.0f;
+        }
       }
     }
   });
