@@ -82,14 +82,19 @@ FOREWORD_INLINE void score_codes_block(const RowBand& band, std::size_t first, c
   sum_pairs<Simd, kRows, kVectors>(
       band.head_dim / 2, [&](std::size_t i, std::size_t r) { return Simd::set_pair(queries + (i * kRows + r) * 2); },
       [&](std::size_t i, std::size_t v) { return Simd::load_pairs(keys[v] + i * tile.key_stride); }, ahead, sums);
+  // Taken before the stores, which might change what `band` points at for all that the compiler knows.
+  const float* const row_scales = band.row_scales + first;
+  float* const scores = band.scores + first * kAttentionTile + key;
+  typename Simd::Float key_scales[kVectors];
+#pragma GCC unroll 8
+  for (std::size_t v = 0; v < kVectors; ++v) key_scales[v] = Simd::load(tile.key_scales + key + v * Simd::kLanes);
 #pragma GCC unroll 8
   for (std::size_t r = 0; r < kRows; ++r) {
-    const auto row_scale = Simd::set(band.row_scales[first + r]);
-    float* const scores = band.scores + (first + r) * kAttentionTile + key;
+    const auto row_scale = Simd::set(row_scales[r]);
 #pragma GCC unroll 8
     for (std::size_t v = 0; v < kVectors; ++v) {
-      const auto key_scales = Simd::load(tile.key_scales + key + v * Simd::kLanes);
-      Simd::store(scores + v * Simd::kLanes, Simd::to_floats(sums[r][v]) * key_scales * row_scale);
+      Simd::store(scores + r * kAttentionTile + v * Simd::kLanes,
+                  Simd::to_floats(sums[r][v]) * key_scales[v] * row_scale);
     }
   }
 }
@@ -201,6 +206,41 @@ void round_weights(const RowBand& band) {
   }
 }
 
+// Sums of codes, as values, to where they belong. Pointers are taken before the stores, as for the scores.
+template <class Simd, std::size_t kRows, std::size_t kVectors>
+FOREWORD_INLINE void store_code_values(const RowBand& band, std::size_t first, std::size_t d,
+                                       const typename Simd::Int (&sums)[kRows][kVectors]) {
+  const std::int32_t* const limits = band.limits + first;
+  const float* const steps = band.steps + first;
+  const std::size_t stride = band.padded_dim;
+  if (band.end == TileEnd::kMerge) {
+    const float *const old_shares = band.old_share + first, *const tile_shares = band.tile_share + first;
+    float* const values = band.values + first * stride + d;
+#pragma GCC unroll 8
+    for (std::size_t r = 0; r < kRows; ++r) {
+      if (limits[r] == 0) continue;
+      const auto step = Simd::set(steps[r]), tile_share = Simd::set(tile_shares[r]), old = Simd::set(old_shares[r]);
+#pragma GCC unroll 8
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        float* const at = values + r * stride + v * Simd::kLanes;
+        const auto tile = Simd::to_floats(sums[r][v]) * step;
+        Simd::store(at, Simd::multiply_add(Simd::load(at), old, tile * tile_share));
+      }
+    }
+    return;
+  }
+  float* const values = (band.end == TileEnd::kKeep ? band.tile_values : band.values) + first * stride + d;
+#pragma GCC unroll 8
+  for (std::size_t r = 0; r < kRows; ++r) {
+    if (limits[r] == 0) continue;
+    const auto step = Simd::set(steps[r]);
+#pragma GCC unroll 8
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      Simd::store(values + r * stride + v * Simd::kLanes, Simd::to_floats(sums[r][v]) * step);
+    }
+  }
+}
+
 // Weighted values of rows [first, first + kRows), kVectors vectors from dimension d on. Keys that only some of the rows
 // see have codes of 0 for the others.
 template <class Simd, std::size_t kRows, std::size_t kVectors, class RowOf, class Ahead>
@@ -214,20 +254,7 @@ FOREWORD_INLINE void value_codes_rows(const RowBand& band, std::size_t first, st
   sum_pairs<Simd, kRows, kVectors>(
       count, [&](std::size_t i, std::size_t r) { return Simd::set_pair(codes + r * kCodesStride + 2 * i); },
       [&](std::size_t i, std::size_t v) { return Simd::load_pairs(row_of(i) + v * 2 * Simd::kLanes); }, ahead, sums);
-  const bool merges = band.end == TileEnd::kMerge;
-  float* const out = (band.end == TileEnd::kKeep ? band.tile_values : band.values) + first * band.padded_dim + d;
-#pragma GCC unroll 8
-  for (std::size_t r = 0; r < kRows; ++r) {
-    if (limits[r] == 0) continue;
-    const auto step = Simd::set(band.steps[first + r]);
-    const auto old_share = Simd::set(band.old_share[first + r]), tile_share = Simd::set(band.tile_share[first + r]);
-#pragma GCC unroll 8
-    for (std::size_t v = 0; v < kVectors; ++v) {
-      float* const at = out + r * band.padded_dim + v * Simd::kLanes;
-      const auto tile = Simd::to_floats(sums[r][v]) * step;
-      Simd::store(at, merges ? Simd::multiply_add(Simd::load(at), old_share, tile * tile_share) : tile);
-    }
-  }
+  store_code_values<Simd, kRows, kVectors>(band, first, d, sums);
 }
 
 // Values of the whole tile; panel_of(d) gives the row function of the dimensions from d on.
