@@ -36,6 +36,13 @@ void* operator new(std::size_t size) {
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return allocate(size, static_cast<std::size_t>(alignment));
 }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {  // or a sanitizer's own, which we couldn't free
+  try {
+    return operator new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }
@@ -55,22 +62,24 @@ using namespace foreword::test;
 namespace {
 
 // Lets the first allocation of `call` fail, then the second, until none is left to fail; `check` looks at what the call
-// did once it was made again. Each on a thread of its own, so that nothing kept from earlier calls spares allocations.
+// did once it was made again, or did without that memory. Each on a thread of its own, so that nothing kept from
+// earlier calls spares allocations.
 std::size_t fail_each_allocation(const std::function<void()>& call, const std::function<void()>& check) {
   for (long nth = 0;; ++nth) {
-    bool failed = false;
+    bool was_last = false;
     std::thread([&] {
+      bool failed = false;
       allocations_left = nth;
       try {
         call();
       } catch (const std::bad_alloc&) {
         failed = true;
       }
-      allocations_left = kNever;
+      was_last = allocations_left.exchange(kNever) >= 0;
       if (failed) call();
     }).join();
     check();
-    if (!failed) return static_cast<std::size_t>(nth);
+    if (was_last) return static_cast<std::size_t>(nth);
   }
 }
 
