@@ -19,7 +19,12 @@ class Server:
         self.now = 0.0
         self.rate = rate
         self.width = width
-        self.door = Admission(Limits(**limits), lambda: self.now)  # type: ignore[arg-type]  # numbers, as it wants
+        self.num_free = width  # after the last step, as an engine tells it
+        self.door = Admission(
+            Limits(**limits),  # type: ignore[arg-type]  # numbers, as it wants
+            lambda: self.now,
+            num_startable=lambda: self.num_free,
+        )
         self.waiting: list[tuple[float, Ticket]] = []
         self.running: list[tuple[float, Ticket]] = []
         self.waits: list[float] = []
@@ -45,6 +50,17 @@ class Server:
                 self.waits.append(self.now - came)
                 ticket.leave()
                 self.running.append((self.now + self.width / self.rate, ticket))
+            self._step_ended()
+
+    def everybody_leaves(self) -> None:
+        for _, ticket in self.waiting:
+            ticket.leave()
+        self.waiting.clear()
+        self.running.clear()
+        self._step_ended()
+
+    def _step_ended(self) -> None:
+        self.num_free = 0 if self.waiting else self.width - len(self.running)
 
 
 @pytest.mark.parametrize("rate", [0.4, 1.65, 5.0])
@@ -94,6 +110,21 @@ def test_a_pace_is_forgotten_when_nobody_has_waited_for_as_long_as_one_may() -> 
     server.go_on(61, 0)
 
     assert server.door.num_places == 50
+
+
+def test_whoever_can_start_at_once_is_let_in_however_slow_the_server_was() -> None:
+    server = Server(0.2, width=16)
+    server.go_on(200, 2)
+    assert server.door.num_places < 16
+    server.everybody_leaves()
+    server.refused.clear()
+
+    for _ in range(16):
+        server.ask()
+
+    assert not server.refused
+    server.ask()
+    assert len(server.refused) == 1
 
 
 def test_the_flag_bounds_it_however_fast_the_server_is() -> None:

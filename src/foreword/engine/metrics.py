@@ -37,6 +37,11 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     pinned_blocks: int  # held, though no sequence needs them
     max_num_seqs: int  # most sequences that may run at once
 
+    @property
+    def num_startable(self) -> int:
+        """Sequences that the next step could begin; none where others wait for it."""
+        return 0 if self.num_waiting else max(0, self.max_num_seqs - self.num_running)
+
 
 def engine_stats(scheduler: Scheduler, manager: KVCacheManager) -> EngineStats:
     """Counters and the pool as they stand."""

@@ -1,7 +1,8 @@
 """The door: how many requests, and how many of their tokens, may wait for their first token.
 
 A place is worth nothing where the wait is longer than one may wait: as many are let in as will be started within half
-of the queue's timeout, by the pace at which requests have ended of late, and the others are told at once.
+of the queue's timeout, by the pace at which requests have ended of late, and the others are told at once. Whatever that
+pace was, as many are let in as can start without waiting: those who made it slow may all have left.
 
 Where there are several tenants, one may take no more places than stay free: alone it gets half of them, beside others
 less, and there is always a place for who asks little.
@@ -21,10 +22,17 @@ WAIT_SHARE = 0.5
 
 
 class Admission:
-    """Counts what waits. Event loop only."""
+    """Counts what waits. `num_startable` says how many could start at once. Event loop only."""
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        num_startable: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._limits = limits
+        self._num_startable = num_startable
         self._pace = Pace(limits.queue_timeout_s, clock)
         self.num_requests = 0
         self.num_tokens = 0
@@ -37,7 +45,8 @@ class Admission:
         if rate is None:
             timely = self._limits.unmeasured_requests
         else:
-            timely = max(PRESSED, int(rate * WAIT_SHARE * self._limits.queue_timeout_s))  # fewer would not be measured
+            timely = int(rate * WAIT_SHARE * self._limits.queue_timeout_s)
+            timely = max(PRESSED, self._num_startable(), timely)  # fewer than PRESSED would not be measured
         return min(self._limits.max_queued_requests, timely)
 
     def enter(self, tenant: bytes = b"") -> "Ticket":

@@ -78,7 +78,7 @@ class Service:
         self.fingerprint = fingerprint(loaded)
         self.engine = AsyncEngine(loaded.engine, queue_timeout_s=self.limits.queue_timeout_s)
         self._watchdog = Watchdog(self.engine, self.limits, os._exit)
-        self.admission = Admission(self.limits)
+        self.admission = Admission(self.limits, num_startable=lambda: self.engine.stats.num_startable)
         self.quotas = Quotas()
         self.bodies = BodyReader(self.limits, self.off_loop)
         self.metrics = Metrics(self.names[0])
