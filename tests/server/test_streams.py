@@ -159,6 +159,20 @@ def test_a_long_prompt_tells_how_far_it_is_read(start_server: StartServer, path:
     assert answer.body.rindex(b": prefill ") < first_data or path == "/v1/responses"
 
 
+def test_progress_costs_the_engines_thread_nothing(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds that wait are looked at once a second: commands for it took the thread from those who run."""
+    live = start_server(limits=Limits(ping_interval_s=0.05, progress_interval_s=0.01), token_budget=16)
+    slow_down(live, 0.05)
+    asked = []
+    run = live.service.engine.run
+    monkeypatch.setattr(live.service.engine, "run", lambda act: asked.append(act) or run(act))  # type: ignore[func-returns-value]
+
+    answer = send(live.port, "POST", "/v1/completions", completion_body("word " * 60, stream=True))
+
+    assert answer.body.count(b": prefill ") >= 3
+    assert not asked
+
+
 def test_official_clients_skip_what_is_told_of_a_prompt(start_server: StartServer) -> None:
     live = start_server(limits=Limits(ping_interval_s=0.05, progress_interval_s=0.01), token_budget=16)
     slow_down(live, 0.03)

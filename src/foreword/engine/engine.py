@@ -95,7 +95,10 @@ class Engine:
         )
 
     def prefilled(self, request_id: str) -> int:
-        """Leading prompt tokens of a live request that were read or computed; 0 for one that is gone."""
+        """Leading prompt tokens of a live request that were read or computed; 0 for one that is gone.
+
+        Safe from any thread at any time: it only looks.
+        """
         request = self._requests.get(RequestId(request_id))
         return 0 if request is None else min(request.sequences[0].num_computed_tokens, len(request.prompt_token_ids))
 

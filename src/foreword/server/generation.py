@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -135,12 +135,12 @@ class Generation:
         started: float,
         plans: Sequence[CachePlan],
         *,
-        run: Callable[[Callable[[Engine], int]], Awaitable[int]],
+        prefilled: Callable[[str], int],
         reuse: Reuse | None = None,
         permit: Permit | None = None,
         note: Callable[[Sequence[RequestOutput]], None] | None = None,
     ) -> None:
-        self._run = run  # lets the engine's thread answer, between two steps
+        self._prefilled = prefilled  # of a request's prompt; asks nobody, for hundreds may wait and be told
         self._note = note  # told once of what the engine was asked
         self._plans = plans  # one a prompt
         self.outputs = outputs  # complete once `is_over`; the engine's thread writes to them before
@@ -194,15 +194,10 @@ class Generation:
             self._count(failed=True)
             raise
 
-    async def prefilled(self) -> tuple[int, int]:
-        """Prompt tokens read or computed so far, of how many; all prompts together.
-
-        Raises:
-            UnavailableError: the engine has ended.
-        """
-        ids = [output.request_id for output in self.outputs]
+    def prefilled(self) -> tuple[int, int]:
+        """Prompt tokens read or computed so far, of how many; all prompts together."""
         total = sum(len(output.prompt_token_ids) for output in self.outputs)
-        return await self._run(lambda engine: sum(map(engine.prefilled, ids))), total
+        return sum(self._prefilled(output.request_id) for output in self.outputs), total
 
     def call_on_news(self, act: Callable[[], None] | None) -> None:
         """Call `act` whenever there may be something to take, or all is over; None: no longer."""

@@ -270,7 +270,7 @@ class Service:
             self.metrics,
             asker.started,
             plans,
-            run=self.engine.run,
+            prefilled=self.loaded.engine.prefilled,
             reuse=reuse,
             permit=permit,
             note=note,

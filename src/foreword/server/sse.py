@@ -148,18 +148,11 @@ class EventStream(Response):
             pieces = await self._generation.take(self._progress_interval_s)
             if pieces or self._generation.is_over:
                 return pieces
-            done, total = await self._prefilled()
+            done, total = self._generation.prefilled()
             if done <= told and clock() - said < self._ping_interval_s:
                 continue
             await _send_part(send, b": prefill %d/%d\n\n" % (done, total) if done > told else self._writer.ping)
             told, said = max(told, done), clock()
-
-    async def _prefilled(self) -> tuple[int, int]:
-        try:
-            async with asyncio.timeout(self._ping_interval_s):
-                return await self._generation.prefilled()
-        except TimeoutError:  # the step under way is a long one
-            return 0, 0
 
 
 class Relay:
