@@ -243,6 +243,14 @@ def test_a_trace_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> Non
         replay(Trace(path, TraceOptions()), ReplayOptions(capacities=(9,)), shorten)
 
 
+def test_conversations_that_nobody_answers_hold_no_request_and_it_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Name one lake."}]}) + "\n")
+
+    with pytest.raises(ForewordError, match="holds no request: each ends before a turn of the assistant"):
+        replay(Trace(path, TraceOptions()), ReplayOptions())
+
+
 def test_capacities_and_block_sizes_out_of_range_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="capacity: expected blocks from 1"):
         ReplayOptions(capacities=(0,))

@@ -190,12 +190,13 @@ class TraceFormat(Struct, frozen=True):
     key: str
     record: type[Record]
     has_conversations: bool = False
+    needs: str = ""  # what a line without a request lacks
 
 
 FORMATS = (
     TraceFormat("mooncake", "hash_ids", MooncakeRecord),
     TraceFormat("kv-cache-tester", "r", CompactRecord, has_conversations=True),
-    TraceFormat("messages", "messages", MessagesRecord, has_conversations=True),
+    TraceFormat("messages", "messages", MessagesRecord, has_conversations=True, needs="a turn of the assistant"),
     TraceFormat("tokens", "token_ids", TokensRecord),
     TraceFormat("blocks", "block_ids", BlocksRecord),
 )

@@ -84,7 +84,8 @@ def replay(trace: Trace, options: ReplayOptions, tell: Tell = lambda what, done:
     for request in trace.requests(lambda done, size: tell("reading", done / size)):
         tree.add(request)
     if not tree.ends:
-        raise ForewordError(f"{trace.path}: holds no request")
+        needs = trace.format.needs
+        raise ForewordError(f"{trace.path}: holds no request" + (f": each ends before {needs}" if needs else ""))
     capacities = options.capacities or _default_capacities(tree)
     caches = {
         (policy, capacity): _cache(trace, options, policy, capacity)
