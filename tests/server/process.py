@@ -41,13 +41,13 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(path: str, *argv: str, descriptors: int | None = None) -> Iterator[ServerProcess]:
+def serving(
+    path: str, *argv: str, descriptors: int | None = None, stderr: int = subprocess.DEVNULL
+) -> Iterator[ServerProcess]:
     """Start one and wait until it is ready; it is gone afterwards. It finds a soft limit of so many `descriptors`."""
     limited = [] if descriptors is None else ["sh", "-c", f'ulimit -Sn {descriptors}; exec "$@"', "sh"]
     command = [*limited, sys.executable, "-m", "foreword", "serve", path, *argv, "--served-model-name", "tiny"]
-    process = subprocess.Popen(
-        [*command, "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    process = subprocess.Popen([*command, "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]

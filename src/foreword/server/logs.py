@@ -4,11 +4,13 @@ import logging
 import sys
 import time
 import traceback
+from contextlib import suppress
 from typing import TextIO
 
 import msgspec
 
 from foreword.server.limits import MAX_TEXT
+from foreword.server.log_stream import UnblockedHandler
 
 logger = logging.getLogger("foreword.server")
 
@@ -43,8 +45,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Send foreword's and uvicorn's logs to stderr as JSON."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    """Send foreword's and uvicorn's logs to stderr as JSON, without waiting for whoever reads them."""
+    handler = _handler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name in ("foreword", "uvicorn.error"):
         named = logging.getLogger(name)
@@ -53,6 +55,14 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
     logging.getLogger("foreword").setLevel(level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its start-up lines say what ours say
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+
+def _handler(stream: TextIO | None) -> logging.Handler:
+    """The plain one where there is no stderr, none of a descriptor's, or one that this user may not open anew."""
+    if stream is not None:
+        with suppress(OSError):
+            return UnblockedHandler(stream)
+    return logging.StreamHandler(stream)
 
 
 def log(event: str, level: int = logging.INFO, **fields: object) -> None:
