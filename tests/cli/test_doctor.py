@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from foreword.cli.environment import models_folder
 from foreword.cli.self_test import TOLERANCE, largest_difference
+from foreword.models.catalogue import CATALOGUE
 from foreword.ops.backend import F32, PackedMatrix
 from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.reference import ReferenceBackend
@@ -31,6 +35,29 @@ def test_a_model_not_pulled_is_something_to_fix(run: Run) -> None:
 
     assert ran.code == 1
     assert "run: foreword pull smollm2" in ran.out
+
+
+def test_a_pulled_model_that_is_damaged_is_to_be_pulled_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREWORD_HOME", str(tmp_path))
+    models_folder().mkdir()
+    (models_folder() / CATALOGUE["smollm2"].file_name).write_bytes(b"GGUF")
+
+    ran = run("doctor")
+
+    assert ran.code == 1
+    assert "run: foreword pull smollm2, which mends a damaged file" in ran.out
+
+
+def test_a_damaged_file_named_by_its_path_is_to_be_replaced(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF")
+
+    ran = run("doctor", "--model", str(path))
+
+    assert ran.code == 1
+    assert "another with --model" in ran.out
 
 
 def test_a_cache_that_is_off_is_a_warning(run: Run, tiny: str) -> None:

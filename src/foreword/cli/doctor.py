@@ -144,7 +144,13 @@ def _model(model: ModelOptions) -> Iterator[Finding]:
             yield _answers(llm)
     except ForewordError as error:
         message, _, cure = str(error).partition("; run: ")
-        yield Finding("model", "fix", one_line(message), f"run: {cure}" if cure else "or name another with --model")
+        yield Finding("model", "fix", one_line(message), f"run: {cure}" if cure else _another(model.model))
+
+
+def _another(name: str) -> str:
+    from foreword.models.catalogue import CATALOGUE
+
+    return f"run: foreword pull {name}, which mends a damaged file" if name in CATALOGUE else "another with --model"
 
 
 def _formats(path: "Path") -> Finding:
