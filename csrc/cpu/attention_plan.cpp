@@ -14,6 +14,7 @@ constexpr std::size_t kInPlaceRows = 12;  // see AttentionUnit::in_place
 constexpr std::size_t kInPlaceBytes = 64 << 10;  // of a tile's keys: as many of its values lie beside them in the cache
 constexpr std::size_t kRowsPerCost = 6;
 constexpr std::size_t kUnitsPerThread = 3;  // at least, so that no thread waits long for the last unit
+constexpr std::size_t kTolerance = 4;       // a unit may be larger by a quarter before it is cut
 constexpr std::size_t kMinTiles = 2;        // of a unit that is cut: fewer, and merging shows
 constexpr std::size_t kSharingRows = 48;    // a sequence of more rows uses what it reads well enough alone
 
@@ -190,7 +191,8 @@ class Planner {
     for (std::size_t u = 0; u < num_whole; ++u) {
       const AttentionUnit unit = plan_.units[u];
       const std::size_t num_tiles = unit.tile_end - unit.tile_begin;
-      const std::size_t num_parts = std::min((unit.cost + limit - 1) / limit, num_tiles / kMinTiles);
+      const std::size_t least = (unit.cost + limit - 1 - limit / kTolerance) / limit;
+      const std::size_t num_parts = std::min(least, num_tiles / kMinTiles);
       if (num_parts <= 1) continue;
       for (std::size_t part = 0; part < num_parts; ++part) {
         const auto [begin, end] = split_evenly(num_tiles, part, num_parts);
