@@ -200,8 +200,13 @@ void round_weights(const RowBand& band) {
     std::int16_t* const codes = weight_codes(band, r);
     const auto factor = Simd::set(band.inverse_steps[r]);
     const std::size_t limit = static_cast<std::size_t>(band.limits[r]);
+    const auto scaled = [&](std::size_t key) { return Simd::load(weights + key) * factor; };
     std::size_t key = 0;
-    for (; key < limit; key += Simd::kLanes) Simd::store_codes(codes + key, Simd::load(weights + key) * factor);
+#pragma GCC unroll 2
+    for (; key + 2 * Simd::kLanes <= limit; key += 2 * Simd::kLanes) {
+      Simd::store_codes(codes + key, scaled(key), scaled(key + Simd::kLanes));
+    }
+    for (; key < limit; key += Simd::kLanes) Simd::store_codes(codes + key, scaled(key));
     for (; key < kAttentionTile; ++key) codes[key] = 0;
   }
 }

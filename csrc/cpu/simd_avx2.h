@@ -33,6 +33,11 @@ struct Avx2 {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(round(x), _mm_setzero_si128()));
   }
 
+  static void store_codes(std::int16_t* p, Float x, Float y) {  // those of y behind those of x
+    const __m256i codes = _mm256_packs_epi32(_mm256_cvtps_epi32(x), _mm256_cvtps_epi32(y));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(codes, 0xd8));
+  }
+
   static Int zeros() { return _mm256_setzero_si256(); }
   static Pairs load_pairs(const std::int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static Pairs load_pairs(const std::int8_t* p) {

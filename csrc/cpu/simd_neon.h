@@ -48,6 +48,10 @@ struct Neon {
   // Rounded to nearest even; what no code can hold comes out as any.
   static void store_codes(std::int16_t* p, Float x) { vst1q_s16(p, round(x)); }
   static void store_codes(std::int8_t* p, Float x) { vst1_s8(p, vmovn_s16(round(x))); }
+  static void store_codes(std::int16_t* p, Float x, Float y) {  // those of y behind those of x
+    store_codes(p, x);
+    store_codes(p + kLanes, y);
+  }
 
   static Int zeros() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   static Pairs load_pairs(const std::int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }

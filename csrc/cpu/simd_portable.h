@@ -40,6 +40,10 @@ struct Portable {
     const Int bits = reinterpret_cast<Int>(x + set(0x1.8p23f));  // the low 16 bits of x + 1.5 * 2^23 are round(x)
     for (std::size_t lane = 0; lane < kLanes; ++lane) p[lane] = static_cast<Code>(bits[lane]);
   }
+  static void store_codes(std::int16_t* p, Float x, Float y) {  // those of y behind those of x
+    store_codes(p, x);
+    store_codes(p + kLanes, y);
+  }
 
   static Int zeros() { return Int{0, 0, 0, 0}; }
   template <class Code>
