@@ -172,3 +172,24 @@ def test_a_connection_whose_transport_has_more_to_send_is_not_lent() -> None:
         theirs.close()
 
     asyncio.run(scene())
+
+
+def test_a_head_goes_with_the_first_part_behind_what_the_transport_still_has() -> None:
+    async def scene() -> bytes:
+        protocol, theirs = await connected()
+        transport = protocol.transport
+
+        async def start() -> None:
+            protocol.transport.write(b"6\r\nhe")
+            protocol.transport.write(b"ad: \r\n")
+
+        transport.write(b"%x\r\n%b\r\n" % (100_000, b"x" * 100_000))
+        await protocol.body.begin(start, b"first")
+        assert protocol.transport is transport
+        protocol.body.write(b"second")
+        transport.close()
+        data = await read_slowly(theirs, 0)
+        theirs.close()
+        return data
+
+    assert parts_of(asyncio.run(scene())) == [b"x" * 100_000, b"head: ", b"first", b"second"]

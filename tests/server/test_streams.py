@@ -163,6 +163,30 @@ def test_a_long_prompt_tells_how_far_it_is_read(start_server: StartServer, path:
     assert answer.body.rindex(b": prefill ") < first_data or path == "/v1/responses"
 
 
+@pytest.mark.parametrize("path", CALLS)
+def test_the_head_comes_with_the_first_piece(server: LiveServer, path: str) -> None:
+    """In one call of the system: a client that is woken for the head takes a core from the next step."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request_bytes(path, CALLS[path]("hi", stream=True)))
+        head, _, rest = connection.recv(65536).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"data: " in rest
+        while not rest.endswith(b"0\r\n\r\n"):
+            rest += connection.recv(65536)
+
+
+def test_a_few_token_ids_wake_no_thread(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to tokenise in them; text always goes to a thread, and so do many."""
+    sent = []
+    off_loop = server.service.off_loop
+    monkeypatch.setattr(server.service, "off_loop", lambda work: sent.append(work) or off_loop(work))  # type: ignore[func-returns-value]
+    monkeypatch.setattr("foreword.server.openai.completions.MAX_QUICK_IDS", 3)
+
+    for prompt, num_sent in (([5, 6, 7], 0), ([[5, 6], [7]], 0), ([5, 6, 7, 8], 1), (["a"], 2), ("a", 3)):
+        assert send(server.port, "POST", "/v1/completions", completion_body(prompt)).status == 200
+        assert len(sent) == num_sent
+
+
 def test_progress_costs_the_engines_thread_nothing(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds that wait are looked at once a second: commands for it took the thread from those who run."""
     live = start_server(limits=Limits(ping_interval_s=0.05, progress_interval_s=0.01), token_budget=16)

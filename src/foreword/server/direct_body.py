@@ -7,7 +7,8 @@ beginning of the next thing that the loop does with it, and only while the trans
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import cast
 
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
@@ -28,18 +29,33 @@ class DirectBody:
         self._is_lent = False
         self._is_lost = False
         self._rest = b""  # of a part that the system took only the beginning of
+        self._head = b""  # of the answer, to be sent with its first part
 
     @property
     def is_writable(self) -> bool:
         """False while the client reads too slowly to be sent more."""
         return not self._cycle.flow.write_paused
 
+    async def begin(self, start: Callable[[], Awaitable[None]], first: bytes) -> None:
+        """Let `start` send the answer's head by ASGI, and send the first part with it, in one call of the system.
+
+        Otherwise the client is woken for the head, on a core that the next step wants, and once more for the part.
+        """
+        held = _HeldWrites()
+        self._cycle.transport = cast(asyncio.Transport, held)
+        try:
+            await start()
+        finally:
+            self._cycle.transport = self._transport
+        self._head = held.data
+        self.write(first)
+
     def write(self, part: bytes) -> None:
         """Send a part; nothing when the client has gone. Until `hold`, other threads may write then."""
         self.hold()
         if not part or self._cycle.disconnected or self._transport.is_closing():
             return
-        rest = _chunk(part)
+        rest, self._head = self._head + _chunk(part), b""
         if not self._transport.get_write_buffer_size():
             rest = self._send(rest)
         if rest:
@@ -83,6 +99,16 @@ class DirectBody:
             return data[os.write(self._descriptor, data) :]
         except OSError:
             return data
+
+
+class _HeldWrites:
+    """In a transport's place while an answer's head is made."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
 
 
 def _chunk(part: bytes) -> bytes:

@@ -229,8 +229,11 @@ class Service:
         remember: bool = False,
         question: Question | None = None,
         calls: CallReading | None = None,
+        is_quick: bool = False,
     ) -> Generation:
         """Take a place in the queue, let `encode` make the prompts off the loop, and start answering all or none.
+
+        Where `is_quick`, there is no text in it and so little to do that a thread would take longer to be woken.
 
         With a `probe` prompts are read to their end, and the outputs have what it found.
 
@@ -242,7 +245,10 @@ class Service:
         """
         ticket = self.enter(asker.tenant)
         try:
-            prompts = await self.off_loop(lambda: self._checked(encode(), params))
+            if is_quick:
+                prompts = self._checked(encode(), params)
+            else:
+                prompts = await self.off_loop(lambda: self._checked(encode(), params))
             constraint = await self._constraining.compile(params.structured_output)
             plan = _Plan(prompts, params, asker, probe or prefill_only, remember, constraint, calls)
             asked = Asked(

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from foreword.server.context import SCOPE_KEY, context_of
 from foreword.server.errors import ApiError, ClientGoneError, as_api_error
@@ -48,6 +49,10 @@ class BodyWriter(Protocol):
     @property
     def is_writable(self) -> bool:
         """False while the client reads too slowly to be sent more."""
+        ...
+
+    async def begin(self, start: Callable[[], Awaitable[None]], first: bytes) -> None:
+        """Let `start` send the answer's head, and send the first part with it."""
         ...
 
     def write(self, part: bytes) -> None:
@@ -111,9 +116,16 @@ class EventStream(Response):
         async with self._generation.watched(receive):
             pieces = await self._generation.take(self._ping_interval_s)
             marks = [(name.encode(), value.encode()) for name, value in self._generation.account.marks().items()]
-            await send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *marks]})
+            start: Message = {"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *marks]}
+            body: BodyWriter | None = scope.get(BODY_KEY)
+            first = self._writer.pieces(pieces) if pieces else b""
+            if body is not None and first:
+                await body.begin(partial(send, start), first)
+            else:
+                await send(start)
+                await _send_part(send, first)
             try:
-                await self._send_all(pieces, send, scope.get(BODY_KEY))
+                await self._send_all(pieces, send, body)
             except ClientGoneError:
                 scope[SCOPE_KEY].facts["client_gone"] = True
             except Exception as error:
@@ -124,16 +136,17 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, pieces: list[Piece], send: Send, body: BodyWriter | None) -> None:
+        """What follows the first pieces, which have been sent; those that come behind pings with it."""
         generation, writer = self._generation, self._writer
         if not pieces and not generation.is_over:
             pieces = await self._tell_progress(send)
+            await _send_part(send, writer.pieces(pieces) if pieces else b"")
         if body is not None and pieces:
-            await _send_part(send, writer.pieces(pieces))
             await Relay(generation, writer, body, self._ping_interval_s).run()
-            pieces = []
-        while pieces or not generation.is_over:
-            await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
-            pieces = [] if generation.is_over else await generation.take(self._ping_interval_s)
+        while not generation.is_over:
+            pieces = await generation.take(self._ping_interval_s)
+            if pieces or not generation.is_over:
+                await _send_part(send, writer.pieces(pieces) if pieces else writer.ping)
         await _send_part(send, writer.end())
 
     async def _tell_progress(self, send: Send) -> list[Piece]:

@@ -1,5 +1,6 @@
 """`/v1/completions`: text or token ids go on, with echo and logprobs for those who score."""
 
+import math
 import time
 from collections.abc import Sequence
 from itertools import chain
@@ -28,6 +29,8 @@ from foreword.server.sse import EventStream, EventTemplate, collect, data_event
 from foreword.server.status_routes import json_response
 
 DEFAULT_MAX_TOKENS = 16
+MAX_QUICK_IDS = 1024
+"""Token ids that are checked on the loop, in less time than it takes to wake a thread for it."""
 
 
 def completion_routes(service: Service) -> list[Route]:
@@ -50,6 +53,7 @@ def completion_routes(service: Service) -> list[Route]:
             asker,
             prefill_only=plan.reads_only,
             question=question_of(request, body),
+            is_quick=plan.num_ids <= MAX_QUICK_IDS and service.emulation is None,
         )
         if body.stream:
             writer = CompletionWriter(answer, generation, includes_usage=body.includes_usage)
@@ -102,6 +106,11 @@ class CompletionPlan:
             prompt_logprobs=self.logprobs if self.echo else None,
             structured_output=structured_output(None, body.structured_outputs),
         )
+
+    @property
+    def num_ids(self) -> float:
+        """Token ids in all; without bound where there is text."""
+        return sum(math.inf if isinstance(prompt, str) else len(prompt) for prompt in self.prompts)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
