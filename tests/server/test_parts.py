@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from foreword.server.account import Account, account
 from foreword.server.admission import Admission
 from foreword.server.errors import ApiError, anthropic_body, as_api_error, openai_body
 from foreword.server.limits import Limits
-from foreword.server.logs import JsonFormatter
+from foreword.server.logs import JsonFormatter, log
 from tests.server.conftest import LiveServer
 from tests.server.wire import completion_body, send
 
@@ -88,6 +89,22 @@ def test_a_log_line_is_json_whatever_is_in_it() -> None:
     assert first["status"] == 200
     assert second["error"] == "ValueError"
     assert "secret" not in stream.getvalue()
+
+
+def test_events_have_their_own_time_level_and_fields(caplog: pytest.LogCaptureFixture) -> None:
+    """Their records are made without `LogRecord`'s own constructor: what it would have set must not be another's."""
+    caplog.set_level("INFO", "foreword.server")
+    before = time.time()
+    log("first", n=1)
+    log("second", logging.WARNING)
+    log("never", logging.DEBUG)
+
+    first, second = caplog.records
+    assert [first.getMessage(), first.levelname, first.fields] == ["first", "INFO", {"n": 1}]  # type: ignore[attr-defined]
+    assert [second.getMessage(), second.levelno, second.fields] == ["second", logging.WARNING, {}]  # type: ignore[attr-defined]
+    assert before <= first.created <= second.created <= time.time()
+    assert first.msecs == int(first.created % 1 * 1000)
+    assert first.__dict__.keys() >= logging.LogRecord("", 0, "", 0, "", (), None).__dict__.keys()
 
 
 @pytest.mark.parametrize(

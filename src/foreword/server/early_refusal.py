@@ -5,6 +5,7 @@ whose head came whole, is looked at before anything is made of it: who asks, and
 the queue would refuse it. All that is unusual, and all that is to be taken, goes the ordinary way, which decides anew.
 """
 
+import functools
 import re
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -106,16 +107,17 @@ def _length(headers: dict[str, str], most: int) -> int | None:
 def _answer(
     error: ApiError, path: str, request_id: str, closes: bool, more_headers: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
-    body = msgspec.json.encode(dialect_of(path)(error))
-    told = {
-        **error.headers,
-        "content-length": str(len(body)),
-        "content-type": "application/json",
-        "x-request-id": request_id,
-        "request-id": request_id,
-        **({"connection": "close"} if closes else {}),
-    }
-    status = HTTPStatus(error.status)
-    head = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), *(b"%b: %b" % pair for pair in more_headers)]
-    head += [f"{name}: {value}".encode("latin-1") for name, value in told.items()]
-    return b"\r\n".join(head) + b"\r\n\r\n" + body
+    first, last = _same_of_all(path, error.status, error.message, error.param, error.code)
+    told = "".join([f"{name}: {value}\r\n" for name, value in error.headers.items()])
+    told += f"x-request-id: {request_id}\r\nrequest-id: {request_id}\r\n"
+    told += "connection: close\r\n" if closes else ""
+    more = b"".join([b"%b: %b\r\n" % pair for pair in more_headers])
+    return b"%b%b%b%b" % (first, more, told.encode("latin-1"), last)
+
+
+@functools.lru_cache(maxsize=64)  # messages are few: a refusal quotes nothing of what was sent
+def _same_of_all(path: str, status: int, message: str, param: str | None, code: str | None) -> tuple[bytes, bytes]:
+    """What all refusals for one reason begin and end with."""
+    body = msgspec.json.encode(dialect_of(path)(ApiError(status, message, param, code)))
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+    return first, b"content-length: %d\r\ncontent-type: application/json\r\n\r\n%b" % (len(body), body)

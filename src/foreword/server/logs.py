@@ -65,12 +65,18 @@ def _handler(stream: TextIO | None) -> logging.Handler:
     return logging.StreamHandler(stream)
 
 
+_LIKE = logging.LogRecord(logger.name, logging.INFO, __file__, 0, "", (), None).__dict__
+
+
 def log(event: str, level: int = logging.INFO, **fields: object) -> None:
     """One event with its fields."""
     if logger.isEnabledFor(level):
-        # Not by `logger.log`, which looks through the stack for who calls: half of the time.
-        record = logging.LogRecord(logger.name, level, __file__, 0, event, (), None)
-        record.fields = fields
+        # Not by `logger.log`, which looks through the stack for who calls, nor by a new `LogRecord`, which looks for
+        # file, thread and process: three quarters of the time, and no line of ours tells them.
+        record = logging.LogRecord.__new__(logging.LogRecord)
+        now = time.time()
+        record.__dict__.update(_LIKE, msg=event, levelno=level, levelname=logging.getLevelName(level), fields=fields)
+        record.created, record.msecs = now, int(now % 1 * 1000)
         logger.handle(record)
 
 

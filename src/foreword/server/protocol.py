@@ -61,9 +61,9 @@ class DeadlineProtocol(H11Protocol):
             if not data:
                 return
         if not self._is_busy():
-            self._expect_head()
             if self._is_refused(data):
                 return
+            self._expect_head()
         super().data_received(data)
         if self._is_busy():
             self._stop_head_timer()
@@ -101,7 +101,9 @@ class DeadlineProtocol(H11Protocol):
         if refusal.closes:
             self._stop_head_timer()
             self.transport.close()
-        elif not self._num_unread:
+        elif self._num_unread:
+            self._expect_head()
+        else:
             self._refused()
         return True
 
