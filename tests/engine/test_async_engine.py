@@ -123,6 +123,39 @@ def test_steps_shorter_than_the_loops_work_come_many_at_once(rig: Rig) -> None:
     assert len(calls) == 8 * 2  # all that came, and the end
 
 
+def test_first_items_are_taken_before_the_next_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That step wants every core; what a reader does with a first token takes a fraction of it."""
+    monkeypatch.setattr("foreword.engine.async_engine.HAND_OVER_S", 30.0)  # however late this machine's loop is
+    taken: list[SequenceStep] = []
+    seen: list[int] = []
+    execute = rig.runner.execute
+
+    def watched(*args: Any) -> Any:
+        seen.append(len(taken))
+        return execute(*args)
+
+    rig.runner.execute = watched  # type: ignore[method-assign, assignment]
+
+    async def scenario(engine: AsyncEngine) -> None:
+        stream = ask(engine, [1, 2, 3], max_tokens=4)
+        while not stream.is_over:
+            taken.extend(await stream.take())
+
+    rig.run(scenario)
+
+    assert seen[:2] == [0, 1]
+
+
+def test_a_loop_that_is_late_for_first_items_holds_up_nothing(rig: Rig) -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        stream = ask(engine, [1, 2, 3], max_tokens=40)
+        while engine.stats.num_steps == 0 or engine.stats.num_running:  # the loop is busy for all of the steps
+            time.sleep(0.001)
+        assert len(tokens(await read(stream))) == 40
+
+    rig.run(scenario)
+
+
 def test_streams_give_what_the_engine_gives_alone(rig: Rig, model: Model, backend: CpuBackend) -> None:
     expected = []
     for start in range(4):

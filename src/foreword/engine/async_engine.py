@@ -23,7 +23,7 @@ from foreword.core.errors import InvariantError, QueueTimeoutError, StepFailedEr
 from foreword.core.outputs import SequenceStep, StepResult
 from foreword.engine.engine import Engine
 from foreword.engine.engine_request import EngineRequest
-from foreword.engine.engine_stream import EngineStream, take_shortcuts
+from foreword.engine.engine_stream import MAX_SHORTCUTS, EngineStream, take_shortcuts
 from foreword.engine.metrics import EngineStats
 
 ItemT = TypeVar("ItemT")
@@ -31,6 +31,8 @@ ResultT = TypeVar("ResultT")
 logger = logging.getLogger("foreword.engine")
 
 CLOSE_TIMEOUT_S = 10.0
+HAND_OVER_S = 0.002
+"""Longest that the next step waits for the loop to pass on first pieces, where few streams run."""
 RETRY_S = 0.01
 """Until the loop is told again, where no memory was left for telling it."""
 
@@ -335,16 +337,25 @@ class AsyncEngine:
         for stream, failure in take_shortcuts(items, ended):
             self._fail(stream, failure)
         if items:
+            begins = len(items) <= MAX_SHORTCUTS and any(stream.is_new for stream in items)
             for stream, new in items.items():
                 stream.post(new)
             self._made.append((items, ended))
             if not self._is_delivery_due:
                 self._is_delivery_due = True
                 self._post(self._deliver)
+            if begins:
+                self._hand_over()
         for refused in result.failures:
             refused_stream = self._by_request.get(refused.request_id)
             if refused_stream is not None:
                 self._fail(refused_stream, refused.error)
+
+    def _hand_over(self) -> None:
+        """Let the loop take and write what was posted before the next step wants every core, and this thread Python."""
+        written = threading.Event()
+        self._post(self._loop.call_soon, written.set)  # behind the tasks that the delivery wakes
+        written.wait(HAND_OVER_S)
 
     def _has_ended(self, request_id: str, stream: EngineStream[Any]) -> bool:
         """Note the end of a request; True when it was its stream's last."""
@@ -361,7 +372,7 @@ class AsyncEngine:
             if stream is not None and self._engine.is_waiting(request_id):
                 self._fail(stream, QueueTimeoutError(f"not started within {self._queue_timeout_s:g} s"))
 
-    def _post(self, call: Callable[..., None], *args: object) -> None:
+    def _post(self, call: Callable[..., object], *args: object) -> None:
         """Tell the loop: where there is no memory for it now, later, as somebody would wait for ever."""
         while True:
             try:

@@ -65,6 +65,11 @@ class EngineStream(Generic[ItemT]):
             return False
         return shortcut(items)
 
+    @property
+    def is_new(self) -> bool:
+        """True until the first items are on their way. Engine's thread."""
+        return not self._num_posted
+
     def post(self, items: Sequence[ItemT]) -> None:
         """Note that items are on their way to `push`. Engine's thread."""
         self._num_posted += len(items)
