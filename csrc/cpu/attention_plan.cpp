@@ -181,6 +181,14 @@ class Planner {
     add_unit(family.front().table, token_begin, tile_begin, tile_end);
   }
 
+  // With fewer pieces than threads, fewer KV heads go together: shorter runs of memory cost less than a thread that
+  // waits for the others.
+  void part_heads(AttentionUnit& unit, std::size_t num_pieces) const {
+    const std::size_t num_heads = std::max<std::size_t>(1, unit.num_heads * num_pieces / num_threads_);
+    unit.cost = narrow(unit.cost * num_heads / unit.num_heads);
+    unit.num_heads = narrow(num_heads);
+  }
+
   // Cuts units that would keep one thread busy while the others are done.
   void cut_units() {
     if (num_threads_ == 1) return;
@@ -189,11 +197,12 @@ class Planner {
     const std::size_t limit = std::max<std::size_t>(1, total / (num_threads_ * kUnitsPerThread));
     const std::size_t num_whole = plan_.units.size();
     for (std::size_t u = 0; u < num_whole; ++u) {
+      const std::size_t num_tiles = plan_.units[u].tile_end - plan_.units[u].tile_begin;
+      const std::size_t least = (plan_.units[u].cost + limit - 1 - limit / kTolerance) / limit;
+      const std::size_t num_parts = std::max<std::size_t>(1, std::min(least, num_tiles / kMinTiles));
+      if (num_whole * num_parts < num_threads_) part_heads(plan_.units[u], num_whole * num_parts);
+      if (num_parts == 1) continue;
       const AttentionUnit unit = plan_.units[u];
-      const std::size_t num_tiles = unit.tile_end - unit.tile_begin;
-      const std::size_t least = (unit.cost + limit - 1 - limit / kTolerance) / limit;
-      const std::size_t num_parts = std::min(least, num_tiles / kMinTiles);
-      if (num_parts <= 1) continue;
       for (std::size_t part = 0; part < num_parts; ++part) {
         const auto [begin, end] = split_evenly(num_tiles, part, num_parts);
         AttentionUnit piece = unit;

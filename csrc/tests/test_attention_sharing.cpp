@@ -98,6 +98,30 @@ TEST(attention_sharing, threads_share_a_short_prompt_by_rows_and_a_single_row_by
   }
 }
 
+TEST(attention_sharing, a_row_of_few_tiles_is_cut_by_heads_where_a_thread_would_have_nothing_to_do) {
+  const std::vector<std::int32_t> table(64, 1), starts{0, 1, 2};
+  const auto items = [&](std::size_t sequences, std::int32_t length, std::size_t num_threads) {
+    std::vector<std::int32_t> tables;
+    for (std::size_t i = 0; i < sequences * table.size(); ++i) tables.push_back(static_cast<std::int32_t>(i));
+    const std::vector<std::int32_t> lengths(sequences, length);
+    AttentionArgs args{};
+    args.num_sequences = sequences;
+    args.num_heads = 9;
+    args.block_tables = tables.data();
+    args.max_blocks = table.size();
+    args.query_start_loc = starts.data();
+    args.context_lens = lengths.data();
+    const KvCacheView cache{nullptr, nullptr, KvDtype::kF16, 128, 3, 64, 16};
+    return plan_attention(args, cache, num_threads).items.size();
+  };
+  CHECK(items(1, 100, 1) == 1);
+  CHECK(items(1, 100, 2) == 3);  // a tile: each KV head alone
+  CHECK(items(1, 380, 2) == 3);  // three tiles, which are not cut
+  CHECK(items(1, 640, 2) == 2);  // five are, and then each thread has all heads of a part
+  CHECK(items(1, 640, 4) == 6);
+  CHECK(items(2, 100, 2) == 2);  // a sequence for each thread
+}
+
 TEST(attention_sharing, sequences_that_share_blocks_have_the_bits_they_have_alone) {
   for (const InstructionSet isa : instruction_sets()) {
     for (const KvDtype dtype : kDtypes) {
