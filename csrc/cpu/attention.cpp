@@ -11,7 +11,9 @@ AlignedFloats allocate(std::size_t count) {
   return AlignedFloats(static_cast<float*>(::operator new(count * sizeof(float), std::align_val_t{kCacheLine})));
 }
 
-const AttentionKernels& kernels_for([[maybe_unused]] InstructionSet isa) {
+}  // namespace
+
+const AttentionKernels& attention_kernels([[maybe_unused]] InstructionSet isa) {
 #if FOREWORD_HAVE_AVX2
   if (isa == InstructionSet::kAvx2) return kAttentionAvx2;
 #endif
@@ -21,10 +23,8 @@ const AttentionKernels& kernels_for([[maybe_unused]] InstructionSet isa) {
   return kAttentionScalar;
 }
 
-}  // namespace
-
 AttentionStage::AttentionStage(const AttentionArgs& args, const KvCacheView& cache, const Context& context)
-    : plan_(plan_attention(args, cache, context.pool.num_threads())), kernels_(kernels_for(context.isa)) {
+    : plan_(plan_attention(args, cache, context.pool.num_threads())), kernels_(attention_kernels(context.isa)) {
   problem_.args = args;
   problem_.cache = cache;
   problem_.group = args.num_heads / cache.num_kv_heads;

@@ -72,6 +72,29 @@ FOREWORD_INLINE void for_runs(const TileBlocks<T>& blocks, std::size_t num_keys,
   }
 }
 
+// Calls vectors.operator()<kWidth>(key, first) for the tile's keys that lie in one block and one panel: a whole panel's
+// or a vector's, `first` the first one's place in the block; what they hold behind the last key is read too. Calls
+// one(key, first) for each other key.
+template <class Simd, class T, class Vectors, class One>
+FOREWORD_INLINE void for_panel_parts(const TileBlocks<T>& blocks, std::size_t num_keys, Vectors vectors, One one) {
+  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
+    for (std::size_t i = 0; i < run;) {
+      const std::size_t column = (key + i) % kPanel;
+      const auto first = typename TileBlocks<T>::Place{place.block, place.offset + i};
+      if (column == 0 && first.offset + kPanel <= blocks.block_size) {
+        vectors.template operator()<kPanel>(key + i, first);
+        i += kPanel;
+      } else if (column % Simd::kLanes == 0 && first.offset + Simd::kLanes <= blocks.block_size) {
+        vectors.template operator()<Simd::kLanes>(key + i, first);
+        i += Simd::kLanes;
+      } else {
+        one(key + i, first);
+        ++i;
+      }
+    }
+  });
+}
+
 // Products work on up to four vectors of keys: lets those behind the last repeat it.
 template <class Simd, class T>
 FOREWORD_INLINE void repeat_last_vector(std::size_t num_keys, const T** key_vectors) {

@@ -48,39 +48,30 @@ void point_at_key_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, Ti
   repeat_last_vector<Simd>(num_keys, tile.key_vectors);
 }
 
-// Copies the tile's keys into panels [D/2, kPanel, 2] of int16, whole lines where a panel lies in one block. Vectors
-// that lie in one block are read whole; what they hold behind the last key is copied and not looked at.
+// Copies the tile's keys into panels [D/2, kPanel, 2] of int16: see pack_keys.
 template <class Simd, class Code>
 void pack_key_codes(const TileBlocks<Code>& blocks, std::size_t num_keys, std::int16_t* packed) {
-  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-    const Code* const source = blocks.keys + place.block + 2 * place.offset;
-    const std::size_t stride = 2 * blocks.block_size, readable = blocks.block_size - place.offset;
-    for (std::size_t i = 0; i < run;) {
-      const std::size_t column = (key + i) % kPanel;
-      std::int16_t* const panel = packed + (key + i) / kPanel * kPanel * blocks.head_dim + 2 * column;
-      const auto copy = [&]<std::size_t kWidth>() {
-        for (std::size_t d = 0; d < blocks.head_dim / 2; ++d) {
+  using Place = typename TileBlocks<Code>::Place;
+  const std::size_t head_dim = blocks.head_dim, stride = 2 * blocks.block_size;
+  const auto panel_of = [&](std::size_t key) { return packed + key / kPanel * kPanel * head_dim + key % kPanel * 2; };
+  const auto copy_vectors = [&]<std::size_t kWidth>(std::size_t key, Place first) {
+    std::int16_t* const panel = panel_of(key);
+    const Code* const source = blocks.keys + first.block + 2 * first.offset;
+    for (std::size_t d = 0; d < head_dim / 2; ++d) {
 #pragma GCC unroll 4
-          for (std::size_t at = 0; at < kWidth; at += Simd::kLanes) {
-            Simd::store_pairs(panel + 2 * (d * kPanel + at), Simd::load_pairs(source + d * stride + 2 * (i + at)));
-          }
-        }
-        i += kWidth;
-      };
-      if (column == 0 && i + kPanel <= readable) {
-        copy.template operator()<kPanel>();
-      } else if (column % Simd::kLanes == 0 && i + Simd::kLanes <= readable) {
-        copy.template operator()<Simd::kLanes>();
-      } else {
-        for (std::size_t d = 0; d < blocks.head_dim / 2; ++d) {
-          for (std::size_t which = 0; which < 2; ++which) {
-            panel[d * 2 * kPanel + which] = source[d * stride + 2 * i + which];
-          }
-        }
-        ++i;
+      for (std::size_t at = 0; at < kWidth; at += Simd::kLanes) {
+        Simd::store_pairs(panel + 2 * (d * kPanel + at), Simd::load_pairs(source + d * stride + 2 * at));
       }
     }
-  });
+  };
+  const auto copy_one = [&](std::size_t key, Place first) {
+    std::int16_t* const panel = panel_of(key);
+    const Code* const source = blocks.keys + first.block + 2 * first.offset;
+    for (std::size_t d = 0; d < head_dim / 2; ++d) {
+      for (std::size_t which = 0; which < 2; ++which) panel[d * 2 * kPanel + which] = source[d * stride + which];
+    }
+  };
+  for_panel_parts<Simd>(blocks, num_keys, copy_vectors, copy_one);
 }
 
 // Copies the tile's values into panels [kAttentionTile / 2, kPanel, 2] of int16; dimensions behind the last are zero.

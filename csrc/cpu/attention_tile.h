@@ -41,5 +41,6 @@ std::size_t attention_scratch_floats(const AttentionProblem& problem, std::size_
 extern const AttentionKernels kAttentionScalar;
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionNeon;
+const AttentionKernels& attention_kernels(InstructionSet isa);
 
 }  // namespace foreword

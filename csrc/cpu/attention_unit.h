@@ -59,37 +59,29 @@ void point_at_keys(const TileBlocks<T>& blocks, std::size_t num_keys, TileKeys<S
   repeat_last_vector<Simd>(num_keys, tile.key_vectors);
 }
 
-// Copies the tile's keys into panels [D, kPanel] of f32, whole lines where a panel lies in one block. Vectors that lie
-// in one block are read whole; what they hold behind the last key is copied and not looked at.
+// Copies the tile's keys into panels [D, kPanel] of f32, whole lines where a panel lies in one block. What vectors hold
+// behind the last key is copied and not looked at.
 template <class Simd, class T>
 void pack_keys(const TileBlocks<T>& blocks, std::size_t num_keys, float* packed) {
-  for_runs(blocks, num_keys, [&](std::size_t key, std::size_t run, auto place) {
-    const T* const source = blocks.keys + place.block + place.offset;
-    const std::size_t readable = blocks.block_size - place.offset;
-    for (std::size_t i = 0; i < run;) {
-      const std::size_t column = (key + i) % kPanel;
-      float* const panel = packed + (key + i) / kPanel * kPanel * blocks.head_dim + column;
-      const auto copy = [&]<std::size_t kWidth>() {
-        for (std::size_t d = 0; d < blocks.head_dim; ++d) {
+  using Place = typename TileBlocks<T>::Place;
+  const std::size_t head_dim = blocks.head_dim, stride = blocks.block_size;
+  const auto panel_of = [&](std::size_t key) { return packed + key / kPanel * kPanel * head_dim + key % kPanel; };
+  const auto copy_vectors = [&]<std::size_t kWidth>(std::size_t key, Place first) {
+    float* const panel = panel_of(key);
+    const T* const source = blocks.keys + first.block + first.offset;
+    for (std::size_t d = 0; d < head_dim; ++d) {
 #pragma GCC unroll 4
-          for (std::size_t at = 0; at < kWidth; at += Simd::kLanes) {
-            Simd::store(panel + d * kPanel + at, Simd::load(source + d * blocks.block_size + i + at));
-          }
-        }
-        i += kWidth;
-      };
-      if (column == 0 && i + kPanel <= readable) {
-        copy.template operator()<kPanel>();
-      } else if (column % Simd::kLanes == 0 && i + Simd::kLanes <= readable) {
-        copy.template operator()<Simd::kLanes>();
-      } else {
-        for (std::size_t d = 0; d < blocks.head_dim; ++d) {
-          panel[d * kPanel] = Simd::to_float(source[d * blocks.block_size + i]);
-        }
-        ++i;
+      for (std::size_t at = 0; at < kWidth; at += Simd::kLanes) {
+        Simd::store(panel + d * kPanel + at, Simd::load(source + d * stride + at));
       }
     }
-  });
+  };
+  const auto copy_one = [&](std::size_t key, Place first) {
+    float* const panel = panel_of(key);
+    const T* const source = blocks.keys + first.block + first.offset;
+    for (std::size_t d = 0; d < head_dim; ++d) panel[d * kPanel] = Simd::to_float(source[d * stride]);
+  };
+  for_panel_parts<Simd>(blocks, num_keys, copy_vectors, copy_one);
 }
 
 // Copies the tile's values into panels [kAttentionTile, kPanel] of f32; dimensions behind the last are zero. One panel

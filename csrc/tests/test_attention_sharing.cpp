@@ -45,16 +45,6 @@ std::size_t tiles_read(const std::vector<std::vector<std::int32_t>>& tables, con
   return tiles;
 }
 
-const AttentionKernels& kernels_of([[maybe_unused]] InstructionSet isa) {
-#if FOREWORD_HAVE_AVX2
-  if (isa == InstructionSet::kAvx2) return kAttentionAvx2;
-#endif
-#if FOREWORD_HAVE_NEON
-  if (isa == InstructionSet::kNeon) return kAttentionNeon;
-#endif
-  return kAttentionScalar;
-}
-
 }  // namespace
 
 TEST(attention_sharing, common_tiles_are_read_once) {  // a tile is two blocks of 64
@@ -201,8 +191,8 @@ TEST(attention_sharing, partial_results_merged_in_parts_have_the_bits_of_one_mer
       problem.partials = rows.data();
       problem.args.out = out.data();
       for (std::size_t kv_head = 0; kv_head < 2; ++kv_head) {
-        kernels_of(isa).merge(problem, token, kv_head, 1, cut);
-        if (cut < kTiles) kernels_of(isa).merge(problem, token, kv_head, cut, kTiles);
+        attention_kernels(isa).merge(problem, token, kv_head, 1, cut);
+        if (cut < kTiles) attention_kernels(isa).merge(problem, token, kv_head, cut, kTiles);
       }
       found.push_back(out);
     }
