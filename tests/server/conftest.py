@@ -52,6 +52,8 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = Server(self.service, "127.0.0.1")
         self.loop = asyncio.new_event_loop()
+        self.unhandled: list[dict[str, Any]] = []  # what callbacks and tasks raised where nobody caught it
+        self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
         self._thread = threading.Thread(target=self._serve)
 
     def _serve(self) -> None:
@@ -78,6 +80,7 @@ class LiveServer:
         self._thread.join(30)
         assert not self._thread.is_alive()
         self.running.discard(self)
+        assert not self.unhandled
 
     def check_idle(self) -> None:
         """Nothing is left of any request, and all bookkeeping adds up (R-20)."""

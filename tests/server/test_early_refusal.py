@@ -20,8 +20,7 @@ from foreword.server.tenants import KeyRing, new_key
 from tests.server.conftest import LiveServer, StartServer
 from tests.server.described import check_described
 from tests.server.test_protocol import closed_within, connect
-from tests.server.test_turned_away import until
-from tests.server.wire import chat_body, completion_body, message_body, response_body, send
+from tests.server.wire import chat_body, completion_body, message_body, response_body, send, until
 
 BODIES = {
     "/v1/chat/completions": chat_body(),

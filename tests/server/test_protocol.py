@@ -1,13 +1,16 @@
 """Deadlines of a connection (R-15), and bounds of a body while it comes in (S-B9)."""
 
+import json
 import socket
+import threading
 import time
 
 import pytest
 
+from foreword.server import serving
 from foreword.server.limits import Limits
 from tests.server.conftest import LiveServer, StartServer
-from tests.server.wire import send
+from tests.server.wire import send, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -129,3 +132,47 @@ def test_no_token_waits_for_an_acknowledgement(server: LiveServer) -> None:
 
         assert sockets
         assert all(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for s in sockets)
+
+
+@pytest.mark.parametrize("connection_header", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("takes", [0, 1000])
+def test_who_does_not_take_the_end_of_an_answer_is_let_go(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, connection_header: bytes, takes: int
+) -> None:
+    """Of less than a transport holds before it says so only the answer's end can tell that it lies there."""
+    monkeypatch.setattr(serving, "KEEP_ALIVE_S", 0.1)
+    live = start_server(limits=Limits(write_timeout_s=0.3))
+    live.limit_send_buffers()
+    with unread_answer(live, connection_header) as connection:
+        until(lambda: live.server.server_state.total_requests > 0)
+        (protocol,) = live.server.server_state.connections
+        assert 0 < protocol.transport.get_write_buffer_size() < 65_536  # it is not told to pause
+        if takes:
+            assert len(connection.recv(takes, socket.MSG_WAITALL)) == takes
+        until(lambda: not live.server.server_state.connections)
+
+
+def test_who_takes_it_slowly_gets_all_of_it(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "KEEP_ALIVE_S", 0.1)
+    live = start_server(limits=Limits(write_timeout_s=1))
+    live.limit_send_buffers()
+    with unread_answer(live, b"Connection: close\r\n") as connection:
+        answer, began = b"", time.monotonic()
+        while part := connection.recv(2000):
+            answer += part
+            threading.Event().wait(0.1)
+        assert time.monotonic() - began > 1  # otherwise this has shown nothing
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(body) in head
+
+
+def unread_answer(live: LiveServer, header: bytes) -> socket.socket:
+    """A client that has asked for a few dozen kilobytes, and takes in few."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect(("127.0.0.1", live.port))
+    body = json.dumps({"model": "tiny", "input": ["ab"] * 30}).encode()
+    length = b"Content-Length: %d\r\n\r\n" % len(body)
+    connection.sendall(HEAD.replace(b"completions", b"embeddings") + header + length + body)
+    return connection

@@ -3,8 +3,7 @@
 import json
 import resource
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import anthropic
@@ -17,7 +16,7 @@ from foreword.server.serving import OTHER_DESCRIPTORS
 from tests.server.conftest import LiveServer, StartServer
 from tests.server.process import serving
 from tests.server.test_protocol import connect
-from tests.server.wire import chat_body, message_body, send
+from tests.server.wire import chat_body, message_body, send, until
 
 TAKEN = 3
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -25,20 +24,12 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: 
 
 @contextmanager
 def filled(live: LiveServer) -> Iterator[None]:
-    """As many connections as it takes."""
+    """As many connections as it takes, with a request under way on each."""
     with ExitStack() as stack:
         for _ in range(TAKEN):
-            stack.enter_context(connect(live))
+            stack.enter_context(connect(live)).sendall(HEAD + b"Content-Length: 9\r\n\r\n")
         until(lambda: len(live.server.server_state.connections) == TAKEN)
         yield
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait for it, ten seconds at most."""
-    end = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def received(connection: socket.socket) -> bytes:

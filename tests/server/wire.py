@@ -2,7 +2,8 @@
 
 import http.client
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,3 +97,11 @@ def post_all(port: int, path: str, bodies: Iterable[bytes], *, key: str | None =
             yield answer
     finally:
         connection.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Wait for it, ten seconds at most."""
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)

@@ -29,6 +29,7 @@ class DeadlineProtocol(H11Protocol):
         self._num_unread = 0  # bytes still to come of a request that was refused
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._body: DirectBody | None = None  # of the answer under way, or the last
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -48,6 +49,7 @@ class DeadlineProtocol(H11Protocol):
             self._body.lose()
         self._stop_head_timer()
         self._stop_write_timer()
+        self._stop_rest_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -87,6 +89,11 @@ class DeadlineProtocol(H11Protocol):
         self._stop_write_timer()
         super().resume_writing()
 
+    def on_response_complete(self) -> None:
+        """An answer is over, though its end may still lie here."""
+        self._await_rest()
+        super().on_response_complete()
+
     def _is_refused(self, data: bytes) -> bool:
         """Whether a request that can't be taken now was answered, before anything is made of it."""
         conn = self.conn
@@ -97,6 +104,7 @@ class DeadlineProtocol(H11Protocol):
             return False
         self._unset_keepalive_if_required()
         self.transport.write(refusal.answer)
+        self._await_rest()
         self._num_unread = refusal.num_bytes - len(data)
         if refusal.closes:
             self._stop_head_timer()
@@ -128,6 +136,26 @@ class DeadlineProtocol(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _await_rest(self) -> None:
+        """Cut off who takes nothing of an answer's end: a transport that closes waits for good, and says nothing."""
+        self._stop_rest_timer()
+        left = self.transport.get_write_buffer_size()
+        if left:
+            self._rest_timer = self.loop.call_later(self._limits.write_timeout_s, self._rest_is_late, left)
+
+    def _rest_is_late(self, before: int) -> None:
+        if self._is_busy():
+            self._rest_timer = None  # there is more behind it now, whose end will be awaited
+        elif self.transport.get_write_buffer_size() < before:
+            self._await_rest()
+        else:
+            self.transport.abort()
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

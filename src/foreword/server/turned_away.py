@@ -36,6 +36,7 @@ class Door:
         """Answer a new connection, and close it."""
         self._on_refused()
         if len(self._lingering) >= MAX_LINGERING:
+            transport.set_protocol(asyncio.Protocol())
             transport.write(self._answer)
             transport.close()
         else:
