@@ -28,7 +28,7 @@ def filled(live: LiveServer) -> Iterator[None]:
     with ExitStack() as stack:
         for _ in range(TAKEN):
             stack.enter_context(connect(live)).sendall(HEAD + b"Content-Length: 9\r\n\r\n")
-        until(lambda: len(live.server.server_state.connections) == TAKEN)
+        until(lambda: live.server.connections.num_kept == TAKEN)
         yield
 
 
@@ -72,7 +72,7 @@ def test_every_route_answers_alike_and_as_described(live: LiveServer, method: st
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert f"{TAKEN} connections" in answer.json["error"]["message"]
         until(lambda: live.server.door.num_lingering == 0)
-    until(lambda: not live.server.server_state.connections)
+    until(lambda: not live.server.connections.num_open)
     assert send(live.port, "GET", "/v1/models").status == 200
     assert (
         b'requests_refused_total{model_name="tiny",reason="connections"} 1.0' in send(live.port, "GET", "/metrics").body

@@ -7,12 +7,14 @@ On a server without keys the Host header must name this machine, so that no web 
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foreword.core.errors import UnavailableError
+from foreword.server.connections import Connection
 from foreword.server.context import SCOPE_KEY, RequestContext
 from foreword.server.errors import ApiError, ClientGoneError, as_api_error, error_response
 from foreword.server.ids import new_hex
@@ -24,6 +26,9 @@ OPEN_PATHS = frozenset({"/health", "/ready"})
 OPERATOR_PATHS = frozenset({"/metrics", "/cache/stats", "/cache/reset", "/doctor"})
 OPEN_WITHOUT_KEYS = frozenset({"/metrics"})  # of the operator's: a server without keys has no operator
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+CONNECTION_KEY = "foreword.connection"
+"""Of the scope: the `Connection` a request has come by, where the server knows it."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PORT = re.compile(r":\d{1,5}$")
@@ -63,9 +68,10 @@ class Gate:
 
         try:
             context.tenant = self.admit(scope["path"], headers)
-            if context.tenant is not None and scope["method"] == "POST" and scope["path"] not in OPERATOR_PATHS:
-                context.permit = self._service.permit(context.tenant)
-            await self._app(scope, receive, send_noted)
+            with self._kept(scope, context.tenant):
+                if context.tenant is not None and scope["method"] == "POST" and scope["path"] not in OPERATOR_PATHS:
+                    context.permit = self._service.permit(context.tenant)
+                await self._app(scope, receive, send_noted)
         except Exception as error:
             await self._failed(error, context, scope, receive, send_noted)
         except asyncio.CancelledError:
@@ -74,6 +80,19 @@ class Gate:
             if context.permit is not None:
                 context.permit.leave()
             self.note(context, scope["method"], scope["path"])
+
+    @contextmanager
+    def _kept(self, scope: Scope, tenant: Tenant | None) -> Iterator[None]:
+        """While a tenant's request is under way nobody takes its connection's place; refuses who has their share."""
+        connection: Connection | None = scope.get(CONNECTION_KEY)
+        if connection is None or tenant is None or scope["path"] in OPEN_PATHS:
+            yield
+            return
+        connection.keep(self._service.share_of(tenant))
+        try:
+            yield
+        finally:
+            connection.release()
 
     def _check_head(self, headers: Mapping[str, str]) -> None:
         if len(headers) > self._service.limits.max_headers:

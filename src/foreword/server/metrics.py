@@ -90,6 +90,9 @@ class Metrics:
         self._success = self._counter("vllm:request_success", "Requests that ended, by reason", "finished_reason")
         self._http = self._counter("foreword:http_requests", "Answers, by route and status", "route", "status")
         self._refused = self._counter("foreword:requests_refused", "Requests not taken for want of room", "reason")
+        self._displaced = self._counter(
+            "foreword:connections_displaced", "Resting connections closed to make room for new ones"
+        )
         self._cancelled = self._counter("foreword:requests_cancelled", "Requests whose client left")
         self._written = self._counter("foreword:prompt_tokens_written", "Prompt tokens newly made findable")
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "From request to first token", _TTFT_BUCKETS)
@@ -108,6 +111,7 @@ class Metrics:
 
     def _show_zeros(self) -> None:
         """Series whose labels are known are there from the beginning, so that a rate of them has one."""
+        self._displaced.add(by=0)
         self._cancelled.add(by=0)
         self._written.add(by=0)
         for outcome in OUTCOMES:
@@ -148,6 +152,10 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """A request was not taken; `reason` is a word of ours."""
         self._refused.add(reason)
+
+    def displaced(self) -> None:
+        """A resting connection had to make room."""
+        self._displaced.add()
 
     def cancelled(self) -> None:
         """A client left before its answer was complete."""

@@ -7,8 +7,10 @@ from typing import Any, cast
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from foreword.server.connections import Connection, Connections, network_of
 from foreword.server.direct_body import DirectBody
 from foreword.server.early_refusal import EarlyRefusals
+from foreword.server.gate import CONNECTION_KEY
 from foreword.server.limits import Limits
 from foreword.server.sse import BODY_KEY
 from foreword.server.turned_away import Door
@@ -21,11 +23,21 @@ class DeadlineProtocol(H11Protocol):
     back by every byte, and knows nothing of a connection on which nothing complete has come yet.
     """
 
-    def __init__(self, *args: Any, limits: Limits, door: Door, early: EarlyRefusals, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        limits: Limits,
+        connections: Connections,
+        door: Door,
+        early: EarlyRefusals,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._all = connections
         self._door = door
         self._early = early
+        self._own: Connection | None = None
         self._num_unread = 0  # bytes still to come of a request that was refused
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -34,10 +46,12 @@ class DeadlineProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection, or turn it away when there are too many."""
-        if len(self.connections) >= self._limits.max_connections:
-            self._door.turn_away(cast(asyncio.Transport, transport))
+        transport = cast(asyncio.Transport, transport)
+        self._own = self._all.open(network_of(transport.get_extra_info("peername")), transport.abort)
+        if self._own is None:
+            self._door.turn_away(transport)
             return
-        super().connection_made(cast(asyncio.Transport, transport))
+        super().connection_made(transport)
         # A token must not wait for the acknowledgement of the one before; asyncio sees to that only for sockets that
         # name their protocol, and one that was bound beforehand does not.
         self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -45,6 +59,8 @@ class DeadlineProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
+        assert self._own is not None
+        self._own.end()
         if self._body is not None:
             self._body.lose()
         self._stop_head_timer()
@@ -71,12 +87,18 @@ class DeadlineProtocol(H11Protocol):
             self._stop_head_timer()
 
     def handle_events(self) -> None:
-        """What a request's bytes say; the answer's body can then be written directly."""
+        """What a request's bytes say; the gate then knows its connection, and its answer can be written directly."""
+        before = self.cycle
         super().handle_events()
         cycle = self.cycle
-        if cycle is not None and cycle.scope["http_version"] == "1.1" and BODY_KEY not in cycle.scope:
-            self._body = DirectBody(cycle, self.loop)
-            cast(dict[str, Any], cycle.scope)[BODY_KEY] = self._body
+        if cycle is None or cycle is before:
+            return
+        assert self._own is not None
+        self._own.refresh()
+        scope = cast(dict[str, Any], cycle.scope)
+        scope[CONNECTION_KEY] = self._own
+        if scope["http_version"] == "1.1":
+            self._body = scope[BODY_KEY] = DirectBody(cycle, self.loop)
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
@@ -102,6 +124,8 @@ class DeadlineProtocol(H11Protocol):
         refusal = None if self.flow.write_paused else self._early.refuse(data, self.server_state.default_headers)
         if refusal is None:
             return False
+        assert self._own is not None
+        self._own.refresh()
         self._unset_keepalive_if_required()
         self.transport.write(refusal.answer)
         self._await_rest()

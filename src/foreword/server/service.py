@@ -151,12 +151,13 @@ class Service:
             self.metrics.refused("rate_limit")
             raise
         try:
-            self.admission.check(self._place_of(tenant))
+            self.admission.check(self.share_of(tenant))
         except QueueFullError:
             self.metrics.refused("queue_full")
             raise
 
-    def _place_of(self, tenant: Tenant | None) -> bytes:
+    def share_of(self, tenant: Tenant | None) -> bytes:
+        """Who has a share of what is bounded; empty without keys, where all are one."""
         return b"" if tenant is None or self.keys.is_open else tenant.domain
 
     async def start(self) -> None:
@@ -201,7 +202,7 @@ class Service:
             QueueFullError: no place is left.
         """
         try:
-            return self.admission.enter(self._place_of(tenant))
+            return self.admission.enter(self.share_of(tenant))
         except QueueFullError:
             self.metrics.refused("queue_full")
             raise

@@ -18,8 +18,10 @@ import uvicorn
 
 from foreword.core.errors import ForewordError
 from foreword.server.app import make_app
+from foreword.server.connections import Connections
 from foreword.server.early_refusal import EarlyRefusals
 from foreword.server.gate import LOOPBACK_HOSTS, Gate
+from foreword.server.limits import Limits
 from foreword.server.logs import log
 from foreword.server.protocol import DeadlineProtocol
 from foreword.server.service import Service
@@ -48,7 +50,15 @@ class Server(uvicorn.Server):
         self._keys_file = keys_file
         app = make_app(service, hosts=() if host in LOOPBACK_HOSTS else (f"[{host}]" if ":" in host else host,))
         self.door = Door(service.limits, lambda: service.metrics.refused("connections"))
-        super().__init__(_config(app, service, self.door, EarlyRefusals(service, app)))
+        self.connections = Connections(service.limits, service.metrics)
+        protocol = functools.partial(
+            DeadlineProtocol,
+            limits=service.limits,
+            connections=self.connections,
+            door=self.door,
+            early=EarlyRefusals(service, app),
+        )
+        super().__init__(_config(app, service.limits, protocol))
         self._drain_task: asyncio.Task[None] | None = None
         self._end_task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -153,11 +163,10 @@ def _on_signals(act: Callable[[int, FrameType | None], None] | signal.Handlers) 
             signal.signal(number, act)
 
 
-def _config(app: Gate, service: Service, door: Door, early: EarlyRefusals) -> uvicorn.Config:
-    limits = service.limits
+def _config(app: Gate, limits: Limits, protocol: Callable[..., DeadlineProtocol]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=functools.partial(DeadlineProtocol, limits=limits, door=door, early=early),  # type: ignore[arg-type]  # called as a class is
+        http=protocol,  # type: ignore[arg-type]  # called as a class is
         loop="asyncio",
         ws="none",
         lifespan="on",

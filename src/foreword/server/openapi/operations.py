@@ -24,8 +24,8 @@ from foreword.server.rerank_schema import RerankRequest, ScoreRequest
 from foreword.server.text_routes import DetokenizeBody, TemplateBody, TokenizeBody
 
 Method = Literal["get", "post", "delete"]
-_COMMON = (401, 403, 431, 500, 503)
-_WITH_BODY = (400, 408, 413, 415, 429)
+_COMMON = (401, 403, 429, 431, 500, 503)
+_WITH_BODY = (400, 408, 413, 415)
 
 
 _ERRORS: Mapping[Dialect, type[msgspec.Struct]] = {anthropic_body: own.AnthropicError, cohere_body: own.CohereError}
@@ -66,7 +66,7 @@ class Operation(Struct, frozen=True, kw_only=True):
         found = {*_COMMON, *self.errors, *(_WITH_BODY if self.body else ()), *((400,) if self.query else ())}
         if "{" in path or (self.body is not None and "model" in self.body.__struct_fields__):
             found.add(404)
-        return sorted(found - {401, 403} if self.is_open else found)
+        return sorted(found - {401, 403, 429} if self.is_open else found)
 
 
 def _answering(summary: str, body: type[msgspec.Struct], answer: Any, **more: Any) -> Operation:
@@ -134,10 +134,10 @@ OPERATIONS: Mapping[str, Mapping[Method, Operation]] = {
         )
     },
     "/v1/responses/compact": {
-        "post": Operation(summary="Not supported", errors=(400, 429), is_refused=True),
+        "post": Operation(summary="Not supported", errors=(400,), is_refused=True),
     },
     "/v1/responses/{response_id}/cancel": {
-        "post": Operation(summary="Not supported: a stored response has ended", errors=(400, 429), is_refused=True)
+        "post": Operation(summary="Not supported: a stored response has ended", errors=(400,), is_refused=True)
     },
     "/v1/responses/{response_id}": {
         "get": Operation(summary="A stored response", answer=responses.ResponseObject, query=(_STREAM,)),
