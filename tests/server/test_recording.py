@@ -1,6 +1,8 @@
 """A recorded trace has no words in it, and replayed it finds what the engine found: difference 0."""
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from foreword.replay.prefix_tree import PrefixTree
 from foreword.replay.scheduler_replay import SchedulerReplay
 from foreword.replay.tally import Tally
 from foreword.replay.trace import Trace, TraceOptions
+from foreword.server import recording
 from foreword.server.limits import Limits
 from foreword.server.recording import MAX_PENDING_TOKENS, TraceRecorder
 from tests.server.conftest import LiveServer, StartServer
@@ -134,7 +137,9 @@ def test_a_trace_that_cannot_be_written_is_refused_and_a_bad_size_too(tmp_path: 
         TraceRecorder(tmp_path / "trace", 0)
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(start_server: StartServer) -> None:
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("needs /dev/full")
@@ -144,7 +149,98 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(start_server: StartServ
         for number in range(20):
             assert send(live.port, "POST", "/v1/completions", completion_body(f"{number}" * 50)).status == 200
         live.check_idle()
-        assert recorder.num_left_out > 0
+    assert recorder.num_left_out == 20
+    told = [(record.levelname, record.message, record.fields) for record in caplog.records if "trace" in record.message]  # type: ignore[attr-defined]  # ours
+    assert told == [
+        ("ERROR", "the trace is no longer recorded", {"file": "/dev/full", "reason": "No space left on device"}),
+        ("WARNING", "requests are missing in the recorded trace", {"file": "/dev/full", "requests": 20}),
+    ]
+
+
+def noted(recorder: TraceRecorder, num_requests: int, num_tokens: int = 100) -> None:
+    """Requests as a server notes them."""
+    for number in range(num_requests):
+        prompt = [number] * num_tokens
+        recorder.note(b"", 0.0, [RequestOutput("r", None, prompt, [], usage=Usage(computed_tokens=num_tokens))])
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 1000, 1001, 1500])
+def test_a_disk_that_becomes_full_within_a_line_keeps_whole_lines(
+    tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that takes so many bytes: a short write, then none."""
+    file, left, write = tmp_path / "trace", room, os.write
+
+    def write_some(descriptor: int, data: bytes) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        num_taken = write(descriptor, data[:left])
+        left -= num_taken
+        return num_taken
+
+    with TraceRecorder(file, BLOCK) as recorder:
+        monkeypatch.setattr(os, "write", write_some)
+        noted(recorder, 20)
+    monkeypatch.undo()
+
+    assert len(lines_of(file)) == 20 - recorder.num_left_out < 20
+    assert room - 250 <= file.stat().st_size <= room
+    with TraceRecorder(file, BLOCK) as recorder:
+        noted(recorder, 3)
+    assert recorder.num_left_out == 0
+    assert list(Trace(file, TraceOptions()).requests())
+
+
+def test_what_a_killed_server_has_left_of_a_line_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    with TraceRecorder(file, BLOCK) as recorder:
+        noted(recorder, 2)
+    whole = file.read_bytes()
+    begun = whole.splitlines(keepends=True)[1]
+    for length in (1, 8, 9, len(begun) - 1):
+        file.write_bytes(whole + begun[:length])
+        with TraceRecorder(file, BLOCK):
+            pass
+        assert file.read_bytes() == whole
+    long = whole + b'{"time":0.0,"block_ids":[' + b"1," * 100_000  # longer than is looked at first
+    file.write_bytes(long)
+    with TraceRecorder(file, BLOCK):
+        pass
+    assert file.read_bytes() == whole
+
+
+def test_what_is_no_trace_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    file.write_bytes(b"first\nsecond")
+    with pytest.raises(ForewordError, match="no line of a trace"):
+        TraceRecorder(file, BLOCK)
+    assert file.read_bytes() == b"first\nsecond"
+
+
+def test_two_servers_do_not_record_into_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    with TraceRecorder(file, BLOCK), pytest.raises(ForewordError, match="another server"):
+        TraceRecorder(file, BLOCK)
+    with TraceRecorder(file, BLOCK):
+        pass
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recording, "_LAST_WRITES_S", 0.2)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    recorder = TraceRecorder(pipe, 1)
+    with recorder:
+        noted(recorder, 20, num_tokens=2000)  # 20 bytes a token: more than a pipe holds
+    assert [record.message for record in caplog.records] == ["the trace is no longer recorded"]
+    os.close(reader)  # lets the thread end
+    recorder._thread.join(10)
+    assert not recorder._thread.is_alive()
+    assert len(caplog.records) == 1
 
 
 def test_what_waits_to_be_written_is_bounded(tmp_path: Path) -> None:
