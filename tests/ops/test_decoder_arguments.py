@@ -101,6 +101,10 @@ BAD_VALUES: dict[str, Callable[[Fixture], object]] = {
     "v_cache: expected the dtype of k_cache": lambda g: g.bind(
         v_caches=[np.zeros((BLOCKS, KV_HEADS, BLOCK_SIZE, DIM), np.float32)]
     ),
+    "k_cache: expected codes in pairs: an even head dimension and block size, got 32 and 15": lambda g: g.bind(
+        k_caches=[np.zeros((BLOCKS, KV_HEADS, DIM + 2, 15), np.int16)],
+        v_caches=[np.zeros((BLOCKS, KV_HEADS, 15, DIM + 2), np.int16)],
+    ),
     "qkv: expected rows 3, got 2": lambda g: g.bind(qkv=np.zeros((2, QKV), np.float32)),
     "gate_up: expected columns 192, got 96": lambda g: g.bind(gate_up=np.zeros((3, 96), np.float32)),
     "bind: expected a call before the first step": lambda g: g.make().forward(

@@ -26,6 +26,18 @@ def kv_head_bytes(kv_dtype: KVDtype, head_dim: int) -> int:
     return KV_DTYPE_BYTES[kv_dtype] * head_dim + KV_SCALE_BYTES[kv_dtype]
 
 
+def check_pairs(field: str, size: int, kv_dtype: str) -> None:
+    """See that codes have no half of a pair: keys lie by two dimensions of a token, values by two tokens.
+
+    Raises:
+        InvalidRequestError: the size is odd.
+    """
+    if size % 2:
+        raise InvalidRequestError(
+            field, f"an even number, since codes of {kv_dtype} lie in pairs (f16 and f32 take any)", size
+        )
+
+
 class RopeScaling(Struct, frozen=True, kw_only=True):
     """How rotary frequencies are stretched. Names follow Hugging Face's `rope_scaling`."""
 

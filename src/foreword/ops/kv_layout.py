@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.core.config import KV_SCALE_BYTES, KVDtype
+from foreword.core.config import KV_SCALE_BYTES, KVDtype, check_pairs
 from foreword.ops.backend import F32, I32, KVArray
 
 NUMPY_DTYPE: dict[KVDtype, np.dtype[Any]] = {
@@ -64,7 +64,14 @@ class KVParts(NamedTuple):
 def array_shapes(
     num_blocks: int, num_kv_heads: int, head_dim: int, block_size: int, kv_dtype: KVDtype
 ) -> tuple[Shape, Shape]:
-    """Shapes of one layer's K and V."""
+    """Shapes of one layer's K and V.
+
+    Raises:
+        InvalidRequestError: codes are to be stored, and head dimension or block size is odd.
+    """
+    if KV_SCALE_BYTES[kv_dtype]:
+        check_pairs("head_dim", head_dim, kv_dtype)
+        check_pairs("block_size", block_size, kv_dtype)
     width = head_dim + KV_SCALE_BYTES[kv_dtype] // NUMPY_DTYPE[kv_dtype].itemsize
     return (num_blocks, num_kv_heads, width, block_size), (num_blocks, num_kv_heads, block_size, width)
 

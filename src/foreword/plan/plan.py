@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import asdict
 
-from foreword.core.config import KV_DTYPE_BYTES, KV_SCALE_BYTES
+from foreword.core.config import KV_DTYPE_BYTES, KV_SCALE_BYTES, check_pairs
 from foreword.core.errors import InvalidRequestError
 from foreword.core.types import ceil_div
 from foreword.plan.geometry import Geometry, StoredAs
@@ -53,6 +53,8 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
             raise InvalidRequestError("kv_dtype", " or ".join(STORED_AS), self.kv_dtype)
         if not 1 <= self.block_size <= 4096:
             raise InvalidRequestError("block_size", "tokens from 1 to 4096", self.block_size)
+        if self.stored.scale:
+            check_pairs("block_size", self.block_size, self.kv_dtype)
         shortest = self.lengths.counts[0][0]
         if not 0 <= self.shared_prefix <= shortest:
             raise InvalidRequestError(
