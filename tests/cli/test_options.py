@@ -5,8 +5,13 @@ import pytest
 import typer
 from msgspec import Struct
 
-from foreword.cli.options import ModelOptions, SamplingOptions, grouped, parse_bytes
+from foreword.cli.options import KVDtype, ModelOptions, SamplingOptions, grouped, parse_bytes
+from foreword.cli.plan import Wanted
+from foreword.core.config import CacheConfig
 from foreword.core.errors import InvalidRequestError
+from foreword.llm import EngineOptions
+from foreword.plan.lengths import Lengths
+from foreword.plan.plan import PlanOptions
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,25 @@ def test_every_engine_option_reaches_the_engine() -> None:
 
     assert (options.threads, options.kv_memory_bytes, options.block_size) == (3, 2**20, 32)
     assert (options.max_num_seqs, options.token_budget, options.debug) == (7, 99, True)
+
+
+def test_what_is_not_chosen_is_what_python_takes() -> None:
+    assert ModelOptions().engine_options() == EngineOptions()
+
+
+def test_k_and_v_are_stored_alike_wherever_nothing_is_chosen() -> None:
+    planned = PlanOptions(memory_bytes=1, lengths=Lengths.of([1]))
+
+    defaults = {EngineOptions().kv_dtype, CacheConfig(num_blocks=1).kv_dtype, planned.kv_dtype, Wanted().kv_dtype.value}
+
+    assert defaults == {"int16"}
+
+
+@pytest.mark.parametrize("kv_dtype", KVDtype)
+@pytest.mark.parametrize("block_size", [1, 15, 24, 256])
+def test_a_block_the_engine_does_not_have_is_refused_alike_for_every_dtype(block_size: int, kv_dtype: KVDtype) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^block_size: expected 8, 16, 32, 64 or 128, got {block_size}$"):
+        CacheConfig(num_blocks=1, block_size=block_size, kv_dtype=kv_dtype.value)
 
 
 def test_logit_bias_is_read_from_pairs() -> None:

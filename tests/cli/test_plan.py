@@ -8,10 +8,11 @@ import pytest
 from tests.cli.conftest import Run
 
 SHAPE = ("--layers", "80", "--heads", "64", "--kv-heads", "8", "--head-dim", "128")
+F16 = ("--kv-dtype", "f16")
 
 
 def test_the_foundations_row_is_printed(run: Run) -> None:
-    ran = run("plan", *SHAPE, "--context", "4096", "--memory", "64GiB", "--weights", "35GiB")
+    ran = run("plan", *SHAPE, *F16, "--context", "4096", "--memory", "64GiB", "--weights", "35GiB")
 
     assert (ran.code, ran.err) == (0, "")
     for words in (
@@ -26,7 +27,7 @@ def test_the_foundations_row_is_printed(run: Run) -> None:
 
 
 def test_json_is_one_line_in_bytes(run: Run) -> None:
-    ran = run("plan", *SHAPE, "--context", "4096", "--memory", "64GiB", "--json")
+    ran = run("plan", *SHAPE, *F16, "--context", "4096", "--memory", "64GiB", "--json")
 
     assert len(ran.out.splitlines()) == 1
     rows = ran.json["requests"]
@@ -42,7 +43,8 @@ def test_a_model_on_disk(run: Run, tiny: str, tmp_path: Path) -> None:
 
     ran = run("plan", tiny, "--memory", "200MiB", "--lengths", str(lengths), "--shared-prefix", "64", "--json")
 
-    assert ran.json["bytes_per_token"] == 2 * 2 * 2 * 2 * 16
+    assert ran.json["kv_dtype"] == "int16"
+    assert ran.json["bytes_per_token"] == 2 * 2 * 2 * (2 * 16 + 4)
     assert ran.json["weights_from"] == "as the file holds them"
     assert run("plan", tiny, "--concurrency", "1,2").code == 0
 
@@ -80,6 +82,10 @@ def test_a_picture(run: Run, tmp_path: Path, suffix: str) -> None:
         ((*SHAPE, "--context", "5", "--memory", "lots"), "memory: expected a size"),
         ((*SHAPE, "--context", "5", "--plot", "x.bmp"), "plot: expected a file name that ends in"),
         ((*SHAPE, "--context", "5", "--plot", "/no/x.png"), "plot: no folder /no"),
+        (
+            (*SHAPE, "--context", "5", "--block-size", "15"),
+            "block_size: expected an even number, since codes of int16 lie",
+        ),
         (("nowhere.json",), "nowhere.json"),
         (("x.gguf", *SHAPE), "model: expected either a model or"),
     ],

@@ -43,6 +43,7 @@ def _assert_one_line(ran: Ran, *parts: str) -> None:
         (["--kv-memory", "plenty"], "kv_memory: expected a size such as 2GiB"),
         (["--kv-memory", "1"], "kv_memory"),
         (["--block-size", "10"], "block_size"),
+        (["--block-size", "15"], "block_size: expected 8, 16, 32, 64 or 128, got 15"),
         (["--threads", "0"], "threads"),
         (["--threads", "many"], "--threads"),
         (["--max-model-len", "1"], "max_model_len"),

@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, backend: CpuBackend) -> Mode
     return tiny_model(folder, backend, weight_dtype="q4", vocab_size=VOCAB)
 
 
-@pytest.fixture(params=[*((kind, "f16") for kind in KINDS), ("radix", "int8"), ("hash", "int16")], ids="-".join)
+@pytest.fixture(params=[*((kind, "int16") for kind in KINDS), ("radix", "int8"), ("hash", "f16")], ids="-".join)
 def circumstances(request: pytest.FixtureRequest) -> tuple[PrefixCacheKind, KVDtype]:
     found: tuple[PrefixCacheKind, KVDtype] = request.param
     return found

@@ -15,7 +15,7 @@ from tests.factories import tiny_model
 from tests.oracles.guesses import EagerGuesses
 from tests.oracles.recording import Answer, RecordedEngine, check_bits
 
-from foreword.core.config import CacheConfig, PrefixCacheKind, SchedulerConfig
+from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
 from foreword.models.base import Model
 from foreword.ops.cpu import CpuBackend
 
@@ -25,21 +25,22 @@ VOCAB = 64
 class World:
     """One tiny model, and engines over it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kv_dtype: KVDtype) -> None:
+        self.kv_dtype = kv_dtype
         self.backend = CpuBackend(num_threads=1)
         self.model: Model = tiny_model(folder, self.backend, vocab_size=VOCAB, max_position=2048)
 
     def engine(
         self, *, num_blocks: int = 80, prefix_cache: PrefixCacheKind = "radix", **scheduler: Any
     ) -> RecordedEngine:
-        cache = CacheConfig(num_blocks=num_blocks, kv_dtype="f16", prefix_cache=prefix_cache, debug=True)
+        cache = CacheConfig(num_blocks=num_blocks, kv_dtype=self.kv_dtype, prefix_cache=prefix_cache, debug=True)
         config = SchedulerConfig(**({"max_model_len": 300} | scheduler))
         return RecordedEngine(self.model, self.backend, cache, config)
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World(tmp_path_factory.mktemp("model"))
+@pytest.fixture(scope="module", params=["int16", "f16"])
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("model"), request.param)
 
 
 def eager(engine: RecordedEngine, truth: dict[tuple[int, int], list[int]] | None = None) -> RecordedEngine:
@@ -119,7 +120,7 @@ def test_answers_are_those_of_plain_decoding_whatever_is_drafted(
         mine.usage.written_tokens = theirs.usage.written_tokens
         mine.usage.recomputed_tokens = theirs.usage.recomputed_tokens
         assert told(mine) == told(theirs)
-    check_bits(drafting.recorder, world.model, "f16")
+    check_bits(drafting.recorder, world.model, world.kv_dtype)
     stats = drafting.engine.stats()
     kinds = stats.prefilled_tokens + stats.decoded_tokens + stats.recomputed_tokens
     assert stats.computed_tokens == kinds + stats.drafted_tokens - stats.accepted_tokens
@@ -135,7 +136,7 @@ def test_a_greedy_answer_that_repeats_itself_takes_fewer_steps(world: World) -> 
     stats = drafting.engine.stats()
     assert stats.num_steps < 0.7 * plain.engine.stats().num_steps
     assert stats.accepted_tokens > 0.5 * stats.drafted_tokens > 0
-    check_bits(drafting.recorder, world.model, "f16")
+    check_bits(drafting.recorder, world.model, world.kv_dtype)
 
 
 def test_later_prompts_find_what_was_accepted_and_nothing_else(world: World) -> None:

@@ -72,7 +72,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         token_budget=draw(st.sampled_from([1, 2, 5, 13, 16, 17, 64, 200, 512])),
         max_num_seqs=draw(st.integers(1, 8)),
         num_blocks=-(-longest // 16) + draw(st.sampled_from([0, 1, 3, 10, 60])) + 1,
-        kv_dtype=draw(st.sampled_from(["f32", "f16", "int16", "int8"])),
+        kv_dtype=draw(st.sampled_from(["int16", "f16", "f32", "int8"])),
         weights=draw(st.sampled_from(WEIGHTS)),
         threads=draw(st.sampled_from([1, 2])),
         prefix_cache=draw(st.sampled_from(["radix", "hash", "none"])),

@@ -13,13 +13,14 @@ import pytest
 from tests.factories import tiny_model
 from tests.oracles.recording import Answer, RecordedEngine, check_bits
 
-from foreword.core.config import CacheConfig, PrefixCacheKind, SchedulerConfig
+from foreword.core.config import CacheConfig, KVDtype, PrefixCacheKind, SchedulerConfig
 from foreword.core.outputs import TokenLogprobs
 from foreword.kv_cache.block_hash import CacheIdentity
 from foreword.kv_cache.explain import MissCause
 from foreword.kv_cache.hash_prefix_cache import HashPrefixCache
 from foreword.models.base import Model
 from foreword.ops.cpu import CpuBackend
+from foreword.ops.kv_layout import key_parts, value_parts
 
 VOCAB = 64
 SIZE = 16
@@ -37,10 +38,16 @@ def model(tmp_path_factory: pytest.TempPathFactory, backend: CpuBackend) -> Mode
     return tiny_model(folder, backend, weight_dtype="q4", vocab_size=VOCAB)
 
 
+@pytest.fixture(params=["int16", "f16"])
+def kv_dtype(request: pytest.FixtureRequest) -> KVDtype:
+    found: KVDtype = request.param
+    return found
+
+
 @pytest.fixture
-def make(model: Model, backend: CpuBackend) -> Make:
+def make(model: Model, backend: CpuBackend, kv_dtype: KVDtype) -> Make:
     def build(kind: PrefixCacheKind = "radix", *, num_blocks: int = 64, **settings: int) -> RecordedEngine:
-        cache = CacheConfig(num_blocks=num_blocks, prefix_cache=kind, debug=True)
+        cache = CacheConfig(num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_cache=kind, debug=True)
         limits = {"max_num_seqs": 16, "max_model_len": 400, **settings}
         return RecordedEngine(model, backend, cache, SchedulerConfig(**limits))  # type: ignore[arg-type]
 
@@ -115,13 +122,17 @@ def test_stale_rows_behind_a_partial_match_are_never_read(make: Make, model: Mod
     match = engine.engine._manager.prefix_cache.match(engine.engine._manager._loose_path(b"", tokens), 21)  # type: ignore[arg-type]
     assert match.partial is not None
     for layer in range(model.config.num_layers):
-        engine.storage.k_cache(layer)[match.partial, :, :, 21 % SIZE :] = np.nan
-        engine.storage.v_cache(layer)[match.partial, :, 21 % SIZE :, :] = np.nan
+        for parts in (key_parts(engine.storage.k_cache(layer)), value_parts(engine.storage.v_cache(layer))):
+            if parts.scales is not None:
+                parts.scales[match.partial, :, 21 % SIZE :] = np.nan
+                continue
+            for offset in range(21 % SIZE, SIZE):
+                parts.write(match.partial, offset, np.nan)
 
     answer = engine.ask([*tokens[:21], (tokens[21] + 1) % VOCAB, 5, 6], max_tokens=8)
 
     assert answer.usage.cached_tokens == 21
-    check_bits(engine.recorder, model, "f16", chunk=128)
+    check_bits(engine.recorder, model, engine.cache.kv_dtype, chunk=128)
 
 
 @pytest.mark.parametrize("kind", ["radix", "hash"])
@@ -136,7 +147,7 @@ def test_equal_prompts_in_one_batch_on_an_empty_cache_read_nothing_unwritten(
 
     assert [answer.usage.cached_tokens for answer in answers] == [0] + [48] * 15
     assert len({tuple(answer.tokens[0]) for answer in answers}) == 1
-    check_bits(engine.recorder, model, "f16", chunk=128)
+    check_bits(engine.recorder, model, engine.cache.kv_dtype, chunk=128)
 
 
 def test_equal_cold_prefixes_that_arrive_together_are_computed_once(make: Make) -> None:
@@ -211,7 +222,7 @@ def test_shared_blocks_keep_their_bytes_while_they_can_be_found(make: Make, mode
     assert compared > 100
     assert [answer.usage.cached_tokens for answer in answers] == [0, 49, 49, 49, 49]
     assert len({tuple(answer.tokens[0]) for answer in answers}) == 1
-    check_bits(engine.recorder, model, "f16", chunk=128)
+    check_bits(engine.recorder, model, engine.cache.kv_dtype, chunk=128)
 
 
 def test_a_history_without_its_reasoning_hits_to_the_end_of_the_last_user_text(make: Make) -> None:
@@ -250,7 +261,7 @@ def test_another_adapter_tenant_or_salt_never_hits(make: Make) -> None:
         same = {"weights": b"w", "tokenizer": b"t", "attention": b"a"}
         return CacheIdentity(
             **{**same, **changes},
-            kv_dtype="f16",
+            kv_dtype="int16",
             block_size=16,
             instruction_set="avx2",
         ).root()

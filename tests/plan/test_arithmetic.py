@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -11,9 +12,10 @@ from foreword.core.errors import ForewordError, InvalidRequestError
 from foreword.plan.draw import bars
 from foreword.plan.geometry import Geometry, LayerKV, StoredAs, uniform
 from foreword.plan.lengths import Lengths, read_lengths
-from foreword.plan.plan import ENGINE_OVERHEAD, Plan, PlanDtype, PlanOptions, make_plan
+from foreword.plan.plan import ENGINE_OVERHEAD, STORED_AS, Plan, PlanDtype, PlanOptions, make_plan
 
-SHAPE = uniform(name="", layers=2, heads=4, kv_heads=2, head_dim=8)  # 128 bytes a token in f16
+SHAPE = uniform(name="", layers=2, heads=4, kv_heads=2, head_dim=8)
+TOKEN = 2 * 2 * 2 * (2 * 8 + 4)  # bytes of one: layers, K and V, heads, codes of int16 and a scale
 ONE = StoredAs(1)  # bytes are elements
 LATENT = Geometry(
     name="",
@@ -112,7 +114,7 @@ def test_the_most_that_fits_does_and_one_more_does_not(memory: int, tokens: int,
     assert plan.most_paged * request.paged_bytes <= memory < (plan.most_paged + 1) * request.paged_bytes
     assert plan.most_shared >= plan.most_paged
     assert row.fits == (n <= plan.most_shared or row.shared_bytes <= memory)
-    assert row.saved_bytes == (n - 1) * (prefix // 16) * 16 * 128
+    assert row.saved_bytes == (n - 1) * (prefix // 16) * 16 * TOKEN
     if row.max_context:
         bigger = planned(memory, [row.max_context], shared_prefix=min(prefix, row.max_context), concurrency=(n,))  # type: ignore[arg-type]
         assert bigger.concurrency[0].fits
@@ -121,8 +123,8 @@ def test_the_most_that_fits_does_and_one_more_does_not(memory: int, tokens: int,
 def test_paging_reserves_what_is_used() -> None:
     plan = planned(1_000_000, [100], reserve=4000)
 
-    assert plan.most_contiguous == 1_000_000 // (4000 * 128)
-    assert plan.most_paged == 1_000_000 // (112 * 128)
+    assert plan.most_contiguous == 1_000_000 // (4000 * TOKEN)
+    assert plan.most_paged == 1_000_000 // (112 * TOKEN)
     assert plan.reserve_tokens == 4000
 
 
@@ -131,8 +133,8 @@ def test_a_distribution_is_planned_by_its_mean_and_shown_by_percentiles() -> Non
     plan = make_plan(SHAPE, PlanOptions(memory_bytes=ENGINE_OVERHEAD + 10**6, lengths=lengths, concurrency=(10,)))
 
     assert [row.tokens for row in plan.requests] == [800, 1440, 1520, 1584, 1600]
-    assert plan.concurrency[0].paged_bytes == 10 * lengths.mean * 128
-    assert plan.most_longest == 10**6 // (1600 * 128)
+    assert plan.concurrency[0].paged_bytes == 10 * lengths.mean * TOKEN
+    assert plan.most_longest == 10**6 // (1600 * TOKEN)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.floats(0.01, 1))
@@ -191,6 +193,18 @@ def test_weights_may_leave_nothing(tmp_path: Path) -> None:
 def test_wishes_out_of_range(field: str, options: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{field}:"):
         PlanOptions(**{"memory_bytes": 1, "lengths": Lengths.of([10]), **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kv_dtype", STORED_AS)
+def test_an_odd_block_is_refused_for_codes_alone(kv_dtype: PlanDtype) -> None:
+    wanted: dict[str, Any] = {"memory_bytes": 1, "lengths": Lengths.of([10]), "block_size": 15, "kv_dtype": kv_dtype}
+
+    if STORED_AS[kv_dtype].scale:
+        said = f"^block_size: expected an even number, since codes of {kv_dtype} lie in pairs .*any\\), got 15$"
+        with pytest.raises(InvalidRequestError, match=said):
+            PlanOptions(**wanted)
+    else:
+        assert PlanOptions(**wanted).block_size == 15
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 2, 8), (2, 0, 1, 8), (2, 4, 3, 8), (2, 4, 0, 8), (2, 4, 8, 8), (2, 4, 2, 0)])

@@ -21,7 +21,7 @@ def geometry_of(name: str, folder: Path) -> Geometry:
 
 
 def one_request(geometry: Geometry, tokens: int) -> RequestRow:
-    (row,) = make_plan(geometry, PlanOptions(memory_bytes=GIB, lengths=Lengths.of([tokens]))).requests
+    (row,) = make_plan(geometry, PlanOptions(memory_bytes=GIB, lengths=Lengths.of([tokens]), kv_dtype="f16")).requests
     return row
 
 

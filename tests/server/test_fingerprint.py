@@ -31,7 +31,7 @@ def name_of(model: Path, options: EngineOptions) -> str:
 def test_each_dtype_of_k_and_v_weights_and_instruction_set_has_its_own(model: Path) -> None:
     others = [
         replace(BASE, kv_dtype="int8"),
-        replace(BASE, kv_dtype="int16"),
+        replace(BASE, kv_dtype="f16"),
         replace(BASE, kv_dtype="f32"),
         replace(BASE, weight_dtype="q8"),
         replace(BASE, instruction_set="scalar"),

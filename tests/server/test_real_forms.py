@@ -127,7 +127,7 @@ def tell_all(live: LiveServer, stops: list[str]) -> dict[Key, Told]:
 @pytest.fixture(scope="module")
 def both() -> Iterator[list[LiveServer]]:
     """One server that guesses, and one that doesn't."""
-    options: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_model_len": 512, "threads": None, "kv_dtype": "f16"}
+    options: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_model_len": 512, "threads": None}
     servers = [LiveServer(str(SMOLLM2), debug=False, speculation=kind, **options) for kind in ("prompt_lookup", "off")]
     for server in servers:
         server.start()

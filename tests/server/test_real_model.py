@@ -15,7 +15,7 @@ pytestmark = needs_smollm2
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[LiveServer]:
-    options: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_model_len": 1024, "threads": None, "kv_dtype": "f16"}
+    options: dict[str, Any] = {"kv_memory_bytes": 64 << 20, "max_model_len": 1024, "threads": None}
     server = LiveServer(str(SMOLLM2), debug=False, **options)
     server.start()
     yield server

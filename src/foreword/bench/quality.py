@@ -1,7 +1,7 @@
 """What rounding costs: distributions of a model as it is run against the same file at full precision.
 
 The tested path has the weights and K/V as the options say (for a 4-bit file: 4-bit weights, activations rounded to
-int8, f16 K/V). The reference path dequantises the same file to f32 and keeps K and V in f32. Both read the same text,
+int8, int16 K/V). The reference path dequantises the same file to f32 and keeps K and V in f32. Both read the same text,
 each token seeing all before it; the next-token distributions of every position are compared whole.
 """
 

@@ -111,10 +111,10 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
     kv_dtype: Annotated[
         KVDtype,
         typer.Option(
-            help="How K and V are stored; int16: integers, faster on long prompts; int8: that and half of the memory.",
+            help="How K and V are stored; int16: integers, fastest on long prompts; f16: 3 % less memory; int8: half.",
             rich_help_panel=_ENGINE,
         ),
-    ] = KVDtype.f16
+    ] = KVDtype.int16
     kv_memory: Annotated[
         str | None,
         typer.Option(

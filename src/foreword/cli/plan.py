@@ -57,7 +57,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     )
     concurrency: Annotated[str, typer.Option(help="Requests at once.")] = "1,4,16,64"
     shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all requests share.")] = 0
-    kv_dtype: Annotated[PlanDtype, typer.Option(help="How K and V are stored.")] = PlanDtype.f16
+    kv_dtype: Annotated[PlanDtype, typer.Option(help="How K and V are stored.")] = PlanDtype.int16
     block_size: Annotated[int, typer.Option(help="Tokens a block.")] = 16
     max_model_len: Annotated[
         int | None, typer.Option(help="What a contiguous cache would reserve. Default: the model's most.")

@@ -73,7 +73,7 @@ class Shown(Struct, frozen=True, kw_only=True):
 
     plot: Annotated[Path | None, typer.Option(help="Picture of hit rate against memory: .svg, .png, .pdf.")] = None
     kv_bytes: Annotated[
-        int | None, typer.Option(help="Bytes of K and V a token takes, to show memory too (SmolLM2 f16: 23040).")
+        int | None, typer.Option(help="Bytes of K and V a token takes, to show memory too (SmolLM2 int16: 23760).")
     ] = None
     json: JsonFlag = False
     quiet: QuietFlag = False

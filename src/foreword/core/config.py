@@ -110,7 +110,7 @@ class CacheConfig(Struct, frozen=True, kw_only=True):
 
     num_blocks: int
     block_size: int = 16
-    kv_dtype: KVDtype = "f16"
+    kv_dtype: KVDtype = "int16"
     prefix_cache: PrefixCacheKind = "none"
     reuse_generated: ReuseGenerated = "tenant"
     retention: RetentionKind = "slru"  # which cached prefix goes first

@@ -61,7 +61,7 @@ def kv_bytes() -> Claim:
     planned, allocated = [], []
     for kv_heads in (8, 2, 1):
         geometry = uniform(name="", layers=4, heads=8, kv_heads=kv_heads, head_dim=64)
-        options = PlanOptions(memory_bytes=2**40, lengths=Lengths.of([512]), concurrency=(4,))
+        options = PlanOptions(memory_bytes=2**40, lengths=Lengths.of([512]), concurrency=(4,), kv_dtype="f16")
         (row,) = make_plan(geometry, options).concurrency
         planned.append(row.paged_bytes)
         storage = KVStorage(_model_config(kv_heads), CacheConfig(num_blocks=row.num_blocks, kv_dtype="f16"))
@@ -82,7 +82,8 @@ def kv_bytes() -> Claim:
 def llama_2_70b() -> Claim:
     """The planner on the best known case of grouped heads."""
     geometry = uniform(name="", layers=80, heads=64, kv_heads=8, head_dim=128)
-    (row,) = make_plan(geometry, PlanOptions(memory_bytes=2**40, lengths=Lengths.of([4096]))).requests
+    options = PlanOptions(memory_bytes=2**40, lengths=Lengths.of([4096]), kv_dtype="f16")
+    (row,) = make_plan(geometry, options).requests
     kv, q = row.exact_bytes / 2**30, (row.with_q_bytes - row.exact_bytes) / 2**30
     without = row.without_gqa_bytes / 2**30
     return Claim(

@@ -48,7 +48,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     instruction_set: str = "auto"
     weight_dtype: WeightDtype = "auto"
     kv_cache: bool = True  # False: the naive loop that recomputes everything each step
-    kv_dtype: KVDtype = "f16"
+    kv_dtype: KVDtype = "int16"
     kv_memory_bytes: int | None = None
     block_size: int = 16
     max_model_len: int | None = None

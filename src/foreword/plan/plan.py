@@ -38,7 +38,7 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
     memory_bytes: int
     lengths: Lengths
     concurrency: tuple[int, ...] = (1, 4, 16, 64)
-    kv_dtype: PlanDtype = "f16"
+    kv_dtype: PlanDtype = "int16"
     block_size: int = 16
     shared_prefix: int = 0  # leading tokens that all requests have in common
     weight_bytes: int | None = None  # instead of what the files say
