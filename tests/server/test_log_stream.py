@@ -11,13 +11,14 @@ import socket
 import termios
 import tty
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from foreword.server.log_stream import UnblockedHandler
-from foreword.server.logs import JsonFormatter, set_up_logging
+from foreword.server.logs import JsonFormatter, log, logger, set_up_logging
 from tests.server.process import serving
 from tests.server.wire import completion_body, send
 
@@ -112,21 +113,62 @@ def test_a_file_gets_every_line(tmp_path: Path) -> None:
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == list(range(NUM_LINES))
 
 
-def test_a_stream_without_a_descriptor_gets_its_lines_too() -> None:
+@pytest.fixture
+def loggers_as_before() -> Iterator[None]:
     names = "foreword", "uvicorn.error", "asyncio"
     before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names}
     propagates = {name: logging.getLogger(name).propagate for name in names}
+    yield
+    for name, (handlers, level) in before.items():
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = handlers, propagates[name]
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("loggers_as_before")
+def test_a_stream_without_a_descriptor_gets_its_lines_too() -> None:
     stream = io.StringIO()
-    try:
-        set_up_logging(stream)
-        logging.getLogger("foreword").info("here")
-    finally:
-        for name, (handlers, level) in before.items():
-            logger = logging.getLogger(name)
-            logger.handlers, logger.propagate = handlers, propagates[name]
-            logger.setLevel(level)
+    set_up_logging(stream)
+    logging.getLogger("foreword").info("here")
 
     assert json.loads(stream.getvalue())["event"] == "here"
+
+
+@pytest.mark.usefixtures("loggers_as_before")
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_a_line_says_the_same_with_and_without_a_record(tmp_path: Path, level: int) -> None:
+    path, records = tmp_path / "log", []
+
+    def note(record: logging.LogRecord) -> bool:
+        records.append(record)
+        return True
+
+    with path.open("w") as stream:
+        set_up_logging(stream)
+        log("asked", level, name="a\nb", number=1, long="x" * 1000, nothing=None)
+        assert not records
+        logger.addFilter(note)
+        try:
+            log("asked", level, name="a\nb", number=1, long="x" * 1000, nothing=None)
+            log("not asked for", logging.DEBUG)
+        finally:
+            logger.removeFilter(note)
+
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert len(records) == 1
+    assert [*first] == [*second]
+    assert {**first, "time": ""} == {**second, "time": ""}
+    form = "%Y-%m-%dT%H:%M:%S.%fZ"
+    assert datetime.strptime(first["time"], form) <= datetime.strptime(second["time"], form)
+
+
+@pytest.mark.usefixtures("loggers_as_before")
+def test_a_line_that_cant_be_made_is_told_as_any_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        set_up_logging(stream)
+        log("asked", what=object())
+
+    assert "--- Logging error ---" in capsys.readouterr().err
 
 
 def test_a_server_whose_log_nobody_reads_answers_on(tiny: str) -> None:

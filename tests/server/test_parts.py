@@ -92,7 +92,6 @@ def test_a_log_line_is_json_whatever_is_in_it() -> None:
 
 
 def test_events_have_their_own_time_level_and_fields(caplog: pytest.LogCaptureFixture) -> None:
-    """Their records are made without `LogRecord`'s own constructor: what it would have set must not be another's."""
     caplog.set_level("INFO", "foreword.server")
     before = time.time()
     log("first", n=1)
@@ -104,7 +103,6 @@ def test_events_have_their_own_time_level_and_fields(caplog: pytest.LogCaptureFi
     assert [second.getMessage(), second.levelno, second.fields] == ["second", logging.WARNING, {}]  # type: ignore[attr-defined]
     assert before <= first.created <= second.created <= time.time()
     assert first.msecs == int(first.created % 1 * 1000)
-    assert first.__dict__.keys() >= logging.LogRecord("", 0, "", 0, "", (), None).__dict__.keys()
 
 
 @pytest.mark.parametrize(

@@ -29,17 +29,32 @@ class UnblockedHandler(logging.Handler):
         self._num_left_out = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line, behind one that says how many were left out before it."""
+        """Write a record's line."""
         try:
-            self._rest = self._rest[self._taken(self._rest) :]
-            data = (self._told_left_out() if self._num_left_out else b"") + self._line(record)
-            taken = 0 if self._rest else self._taken(data)
-            if taken:
-                self._rest, self._num_left_out = data[taken:], 0
-            else:
-                self._num_left_out += 1
+            self._write(self._line(record))
         except Exception:
             self.handleError(record)
+
+    def tell(self, line: bytes) -> None:
+        """Write a line that was made elsewhere, its end with it.
+
+        Raises:
+            OSError: nothing can be written.
+        """
+        assert self.lock is not None
+        with self.lock:
+            self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        """One line, behind one that says how many were left out before it."""
+        if self._rest:
+            self._rest = self._rest[self._taken(self._rest) :]
+        data = self._told_left_out() + line if self._num_left_out else line
+        taken = 0 if self._rest else self._taken(data)
+        if taken:
+            self._rest, self._num_left_out = data[taken:], 0
+        else:
+            self._num_left_out += 1
 
     def close(self) -> None:
         """Write no more."""
