@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from foreword.server import serving
 from foreword.server.app import make_app
-from foreword.server.early_refusal import PATHS, EarlyRefusals
+from foreword.server.early_refusal import _MOST_REMEMBERED, PATHS, EarlyRefusals
 from foreword.server.limits import Limits
 from foreword.server.tenants import KeyRing, new_key
 from tests.server.conftest import LiveServer, StartServer
@@ -188,6 +190,60 @@ def test_whoever_is_not_let_in_is_told_that_first(start_server: StartServer, tmp
     ticket.leave()
 
 
+def test_a_head_is_read_once_and_forgotten_with_the_keys(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, (key, line) = tmp_path / "keys", new_key("alice", "user")
+    path.write_text(f"{line}\n")
+    live = start_server(keys=KeyRing.from_file(path), limits=Limits(max_queued_requests=1))
+    ticket = live.service.admission.enter()
+    refusals = EarlyRefusals(live.service, make_app(live.service))
+    heads: list[bytes] = []
+    read = EarlyRefusals._read
+
+    def read_noted(self: EarlyRefusals, head: bytes) -> Any:
+        heads.append(head)
+        return read(self, head)
+
+    monkeypatch.setattr(EarlyRefusals, "_read", read_noted)
+
+    def refusal(text: str, *more: str) -> str | None:
+        found = refusals.refuse(request("/v1/completions", completion_body(text), *more, key=key))
+        return None if found is None else re.findall(r"\r\nx-request-id: (\S+)", found.answer.decode())[0]
+
+    ids = [refusal("a" * length) for length in (1, 9, 99, 999)]
+    assert len(set(ids)) == 4
+    assert None not in ids
+    assert len(heads) == 1
+    assert (refusal("a", "X-Request-Id: mine"), refusal("bcd", "X-Request-Id: mine")) == ("mine", "mine")
+    for number in range(2 * _MOST_REMEMBERED):
+        assert refusal("a", f"X-Number: {number}") is not None
+    assert len(refusals._remembered) == _MOST_REMEMBERED
+    assert not any(key.encode() in form for form in refusals._remembered)
+
+    path.write_text(f"{new_key('bob', 'user')[1]}\n")
+    live.service.keys = KeyRing.from_file(path)
+    assert refusal("a") is None  # the gate will say why
+    ticket.leave()
+
+
+def test_a_refused_client_is_kept_from_its_last_refusal_on(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "KEEP_ALIVE_S", 0.5)
+    live = start_server(limits=Limits(max_queued_requests=1))
+    ticket = live.service.admission.enter()
+    with connect(live) as connection:
+        for _ in range(4):
+            connection.sendall(request("/v1/completions", BODIES["/v1/completions"]))
+            assert b" 429 " in answer_to(connection)
+            time.sleep(0.3)
+        began = time.monotonic()
+        assert closed_within(connection, 5)
+        assert time.monotonic() - began < 2
+    ticket.leave()
+
+
 def test_a_request_without_a_host_is_malformed_first(start_server: StartServer, tmp_path: Path) -> None:
     key, line = new_key("alice", "user")
     (tmp_path / "keys").write_text(f"{line}\n")
@@ -224,7 +280,7 @@ def refusing(tiny: str) -> Iterator[EarlyRefusals]:
 def test_what_it_takes_for_a_whole_request_a_parser_takes_for_the_same(
     refusing: EarlyRefusals, changes: list[tuple[int, int, bytes]]
 ) -> None:
-    """Otherwise a body could be taken for a request, or a request for a body."""
+    """Otherwise a body could be taken for a request, or a request for a body. All examples share what is remembered."""
     data = WHOLE
     for place, cut, piece in changes:
         data = data[:place] + piece + data[place + cut :]

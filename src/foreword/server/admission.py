@@ -41,7 +41,9 @@ class Admission:
     @property
     def num_places(self) -> int:
         """How many may wait now, those that do with them."""
-        rate = self._pace.per_second()
+        return self._num_places(self._pace.per_second())
+
+    def _num_places(self, rate: float | None) -> int:
         if rate is None:
             timely = self._limits.unmeasured_requests
         else:
@@ -63,10 +65,19 @@ class Admission:
 
     def check(self, tenant: bytes = b"") -> None:
         """Raise what `enter` would."""
-        free = self.num_places - self.num_requests
-        if free <= 0 or (tenant and self._tenants[tenant] >= free):
+        wait_s = self.wait_s(tenant)
+        if wait_s is not None:
             num_waiting = self._tenants[tenant] if tenant else self.num_requests
-            raise QueueFullError(f"{num_waiting} requests wait already", self._retry_after_s())
+            raise QueueFullError(f"{num_waiting} requests wait already", wait_s)
+
+    def wait_s(self, tenant: bytes = b"") -> int | None:
+        """Seconds after which to ask again where `enter` would raise; None where it would not."""
+        rate = self._pace.per_second()
+        num_places = self._num_places(rate)
+        free = num_places - self.num_requests
+        if free > 0 and not (tenant and self._tenants[tenant] >= free):
+            return None
+        return self._retry_after_s(rate, num_places)
 
     def leave(self, tenant: bytes, num_tokens: int) -> None:
         """One request waits no more."""
@@ -81,12 +92,11 @@ class Admission:
         """A request that was computed is over."""
         self._pace.ended()
 
-    def _retry_after_s(self) -> int:
+    def _retry_after_s(self, rate: float | None, num_places: int) -> int:
         """When one more place is likely to be free."""
-        rate = self._pace.per_second()
         if not rate:
             return self._limits.retry_after_s
-        too_many = self.num_requests + 1 - self.num_places
+        too_many = self.num_requests + 1 - num_places
         longest = max(1, int(self._limits.queue_timeout_s))
         return min(longest, max(self._limits.retry_after_s, math.ceil(too_many / rate)))
 

@@ -119,8 +119,7 @@ def as_api_error(
         case ConstraintError():
             return ApiError(400, cut(f"the answer can't go on in its form: {error.reason}"), param, "constraint_failed")
         case QueueFullError():
-            retry = retry if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-            return ApiError(429, "too many requests wait; try again later", None, "rate_limit_exceeded", retry)
+            return queue_full(retry_after_s if error.retry_after_s is None else error.retry_after_s)
         case QueueTimeoutError():
             return ApiError(503, f"the server is too busy: {error}", None, "queue_timeout", retry)
         case UnavailableError():
@@ -130,6 +129,12 @@ def as_api_error(
         case ForewordError():
             return ApiError(500, "the engine failed on this request", None, "engine_error")
     return ApiError(500, "internal error", None, "internal_error")
+
+
+def queue_full(retry_after_s: int) -> ApiError:
+    """The refusal of a request for which there is no place."""
+    retry = {"retry-after": str(retry_after_s)}
+    return ApiError(429, "too many requests wait; try again later", None, "rate_limit_exceeded", retry)
 
 
 def _renamed(field: str, names: Mapping[str, str]) -> str:

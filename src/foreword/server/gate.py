@@ -54,7 +54,7 @@ class Gate:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        context = RequestContext(request_id_of(headers))
+        context = RequestContext(given_id(headers) or new_id())
         scope[SCOPE_KEY] = context
 
         async def send_noted(message: Message) -> None:
@@ -155,10 +155,15 @@ class Gate:
         )
 
 
-def request_id_of(headers: Mapping[str, str]) -> str:
-    """The client's own id, if it is a plain one; or a new one."""
+def given_id(headers: Mapping[str, str]) -> str | None:
+    """The client's own id for its request, if it gave a plain one."""
     given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{new_hex(12)}"
+    return given if _REQUEST_ID.fullmatch(given) else None
+
+
+def new_id() -> str:
+    """An id for a request that has none."""
+    return f"req_{new_hex(12)}"
 
 
 def _presented_key(headers: Mapping[str, str]) -> str | None:

@@ -39,6 +39,8 @@ class DeadlineProtocol(H11Protocol):
         self._early = early
         self._own: Connection | None = None
         self._num_unread = 0  # bytes still to come of a request that was refused
+        self._is_begun = False  # the parser has been given something since it was last seen at rest
+        self._refused_s = 0.0  # when the last refused request ended
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -82,6 +84,7 @@ class DeadlineProtocol(H11Protocol):
             if self._is_refused(data):
                 return
             self._expect_head()
+        self._is_begun = True
         super().data_received(data)
         if self._is_busy():
             self._stop_head_timer()
@@ -116,17 +119,24 @@ class DeadlineProtocol(H11Protocol):
         self._await_rest()
         super().on_response_complete()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing came since the timer was set; a refusal does not set it anew each time, so there may be time left."""
+        due_s = self._refused_s + self.timeout_keep_alive
+        if due_s > self.loop.time() and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_at(due_s, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
     def _is_refused(self, data: bytes) -> bool:
         """Whether a request that can't be taken now was answered, before anything is made of it."""
-        conn = self.conn
-        if conn.our_state is not h11.IDLE or conn.their_state is not h11.IDLE or conn.trailing_data[0]:
+        if self._is_begun and not self._is_parser_at_rest():
             return False
+        self._is_begun = False
         refusal = None if self.flow.write_paused else self._early.refuse(data, self.server_state.default_headers)
         if refusal is None:
             return False
         assert self._own is not None
         self._own.refresh()
-        self._unset_keepalive_if_required()
         self.transport.write(refusal.answer)
         self._await_rest()
         self._num_unread = refusal.num_bytes - len(data)
@@ -134,15 +144,23 @@ class DeadlineProtocol(H11Protocol):
             self._stop_head_timer()
             self.transport.close()
         elif self._num_unread:
+            self._unset_keepalive_if_required()
             self._expect_head()
         else:
             self._refused()
         return True
 
+    def _is_parser_at_rest(self) -> bool:
+        conn = self.conn
+        return conn.our_state is h11.IDLE and conn.their_state is h11.IDLE and not conn.trailing_data[0]
+
     def _refused(self) -> None:
         """A refused request has come to its end; there may be another."""
         self._stop_head_timer()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._refused_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            due_s = self._refused_s + self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_at(due_s, self.timeout_keep_alive_handler)
 
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -27,7 +27,7 @@ from foreword.server.cache_policy.emulation import Emulation
 from foreword.server.call_reading import CallReading
 from foreword.server.constraining import Constraining
 from foreword.server.context import Asker
-from foreword.server.errors import ApiError
+from foreword.server.errors import ApiError, queue_full
 from foreword.server.fingerprint import fingerprint
 from foreword.server.generation import Generation, StepReceiver
 from foreword.server.limits import MAX_PROMPT_LOGPROBS, Limits
@@ -136,25 +136,21 @@ class Service:
             raise
 
     def may_refuse(self) -> bool:
-        """False where `check_room` would refuse nobody."""
+        """False where `refusal` would refuse nobody."""
         return self.admission.num_requests > 0 or self.keys.has_limits
 
-    def check_room(self, tenant: Tenant) -> None:
-        """Whether one more request would get a permit and a place; takes neither, counts refusals.
-
-        Raises:
-            ApiError, QueueFullError: it would not.
-        """
+    def refusal(self, tenant: Tenant) -> ApiError | None:
+        """Why one more request would get no permit or no place, where it would not; takes neither, counts refusals."""
         try:
             self.quotas.check(tenant.domain, tenant.limits)
-        except ApiError:
+        except ApiError as error:
             self.metrics.refused("rate_limit")
-            raise
-        try:
-            self.admission.check(self.share_of(tenant))
-        except QueueFullError:
-            self.metrics.refused("queue_full")
-            raise
+            return error
+        wait_s = self.admission.wait_s(self.share_of(tenant))
+        if wait_s is None:
+            return None
+        self.metrics.refused("queue_full")
+        return queue_full(wait_s)
 
     def share_of(self, tenant: Tenant | None) -> bytes:
         """Who has a share of what is bounded; empty without keys, where all are one."""
