@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -76,7 +76,9 @@ class LiveServer:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(setattr, self.server, "should_exit", True)
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # it has just ended by itself
+                self.loop.call_soon_threadsafe(setattr, self.server, "should_exit", True)
         self._thread.join(30)
         assert not self._thread.is_alive()
         self.running.discard(self)
@@ -120,9 +122,10 @@ def start_server(tiny: str) -> Iterator[StartServer]:
         server.start()
         return server
 
-    yield start
-    for server in started:
-        server.stop()
+    with ExitStack() as stack:
+        yield start
+        for server in started:
+            stack.callback(server.stop)  # all of them, even where one fails
 
 
 @pytest.fixture(scope="session")

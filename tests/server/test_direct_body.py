@@ -157,6 +157,22 @@ def test_a_lost_connection_is_never_written_to_again() -> None:
     asyncio.run(scene())
 
 
+def test_a_part_for_which_there_is_no_room_behind_the_loops_end_is_nobodys() -> None:
+    async def scene() -> None:
+        protocol, theirs = await connected()
+        ended = asyncio.new_event_loop()
+        ended.close()
+        body = DirectBody(protocol, ended)  # type: ignore[arg-type]  # as much as it needs
+        body.write(b"first")
+        assert body.write_directly(lambda: b"x" * 100_000)
+        assert not body.write_directly(lambda: b"never")
+        protocol.transport.abort()
+        theirs.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(scene())
+
+
 def test_a_connection_whose_transport_has_more_to_send_is_not_lent() -> None:
     async def scene() -> None:
         protocol, theirs = await connected()

@@ -8,6 +8,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import cast
 
 from uvicorn.protocols.http.h11_impl import RequestResponseCycle
@@ -71,7 +72,8 @@ class DirectBody:
             self._rest = self._send(_chunk(part)) if part else b""
             if self._rest:
                 self._is_lent = False
-                self._loop.call_soon_threadsafe(self.hold)
+                with suppress(RuntimeError):  # the loop has ended: nobody reads any more
+                    self._loop.call_soon_threadsafe(self.hold)
         return True
 
     def hold(self) -> None:

@@ -80,6 +80,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self.force_exit:
             await self.lifespan.shutdown()
+        self.door.shut()
+        for connection in list(self.server_state.connections):  # whose clients don't take what was left for them
+            connection.transport.abort()
+        await asyncio.sleep(0)  # for transports to close: without a loop they can't
 
     def reload_keys(self) -> None:
         """SIGHUP: let the file of keys hold as it stands now; one that can't be used changes nothing."""
@@ -98,7 +102,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal. Not remembered, so the exit code is 0."""
-        if self._loop is None or self._end_task is not None:
+        if self._loop is None or self._loop.is_closed() or self._end_task is not None:
             self.should_exit = self.force_exit = True
         else:
             self._loop.call_soon_threadsafe(self.drain if self._drain_task is None else self.end)

@@ -32,6 +32,11 @@ class Door:
         """Connections that have been turned away and are still open."""
         return len(self._lingering)
 
+    def shut(self) -> None:
+        """Close those that linger."""
+        for connection in list(self._lingering):
+            connection.close()
+
     def turn_away(self, transport: asyncio.Transport) -> None:
         """Answer a new connection, and close it."""
         self._on_refused()
@@ -74,6 +79,10 @@ class TurnedAway(asyncio.Protocol):
         """It is gone."""
         self._timer.cancel()
         self._lingering.discard(self)
+
+    def close(self) -> None:
+        """Close it at once."""
+        self._transport.abort()
 
     def _tell(self) -> None:
         answer, self._answer = self._answer, b""
