@@ -4,13 +4,15 @@ import json
 import socket
 import threading
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from foreword.server import serving
 from foreword.server.limits import Limits
-from tests.server.conftest import LiveServer, StartServer
-from tests.server.wire import send, until
+from tests.server.conftest import Keyed, LiveServer, StartServer
+from tests.server.wire import completion_body, send, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -103,6 +105,25 @@ def test_all_bodies_together_are_bounded(start_server: StartServer) -> None:
         first.sendall(b" " * 500)
         assert b" 400 " in first.recv(4096)
     live.check_idle()
+
+
+def test_a_tenants_bodies_leave_as_much_as_they_take(tiny: str, tmp_path: Path) -> None:
+    keyed = Keyed(tiny, tmp_path, Limits(max_buffered_body_bytes=3000))
+    keyed.live.start()
+    bodies = keyed.live.service.bodies
+    with ExitStack() as stack:
+        hers = [stack.enter_context(connect(keyed.live)) for _ in range(2)]
+        for connection in hers:
+            connection.sendall(HEAD + b"Authorization: Bearer " + keyed.keys["alice"].encode())
+            connection.sendall(b"\r\nContent-Length: 2900\r\n\r\n" + b" " * 700)
+        until(lambda: bodies.buffered_bytes == 1400)
+        body = completion_body("hi", user="b" * 600)
+        assert send(keyed.live.port, "POST", "/v1/completions", body, key=keyed.keys["bob"]).status == 200
+        hers[0].sendall(b" " * 200)
+        assert b" 429 " in hers[0].recv(4096)
+        until(lambda: bodies.buffered_bytes == 700)
+    keyed.live.check_idle()
+    keyed.live.stop()
 
 
 @pytest.mark.parametrize(

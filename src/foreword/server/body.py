@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -11,8 +12,10 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from foreword.server.body_values import FEWEST_BYTES, check_values
+from foreword.server.context import context_of
 from foreword.server.errors import ApiError, ClientGoneError, cut
 from foreword.server.limits import Limits
+from foreword.server.tenants import Tenant
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 DISCARD_TIMEOUT_S = 1.0
@@ -26,12 +29,20 @@ _FIELD = re.compile(r"(?:unknown|required) field `([^`]*)`")
 class BodyReader:
     """Reads bodies. `buffered_bytes` is what all bodies under way take together.
 
-    `off_loop` runs in a thread what takes long.
+    `off_loop` runs in a thread what takes long. Of what bodies may take together, those of one of `share_of` take no
+    more than stays free, as of places in the queue.
     """
 
-    def __init__(self, limits: Limits, off_loop: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        off_loop: Callable[[Callable[[], None]], Awaitable[None]],
+        share_of: Callable[[Tenant | None], bytes],
+    ) -> None:
         self._limits = limits
         self._off_loop = off_loop
+        self._share_of = share_of
+        self._shares: Counter[bytes] = Counter()
         self.buffered_bytes = 0
 
     async def read(self, request: Request, decoder: "msgspec.json.Decoder[StructT]") -> StructT:
@@ -63,23 +74,30 @@ class BodyReader:
         limits = self._limits
         if _declared_length(request) > limits.max_body_bytes:
             raise _too_large(limits)
-        data = bytearray()
+        data, owner = bytearray(), self._share_of(context_of(request).tenant)
         try:
             async with asyncio.timeout(limits.body_timeout_s):
                 async for chunk in request.stream():
-                    self.buffered_bytes += len(chunk)
+                    self._hold(owner, len(chunk))
                     data += chunk
                     if len(data) > limits.max_body_bytes:
                         raise _too_large(limits)
-                    if self.buffered_bytes > limits.max_buffered_body_bytes:
+                    free = limits.max_buffered_body_bytes - self.buffered_bytes
+                    if free < 0 or (owner and self._shares[owner] > free):
                         raise _too_many(limits)
         except TimeoutError:
             raise ApiError(408, "the body did not come in time", headers={"connection": "close"}) from None
         except ClientDisconnect:
             raise ClientGoneError("the client left while sending") from None
         finally:
-            self.buffered_bytes -= len(data)
+            self._hold(owner, -len(data))
         return bytes(data)
+
+    def _hold(self, owner: bytes, num_bytes: int) -> None:
+        self.buffered_bytes += num_bytes
+        self._shares[owner] += num_bytes
+        if not self._shares[owner]:
+            del self._shares[owner]
 
     async def _discard(self, request: Request) -> None:
         """Take in some of what is too much and drop it: a client that is still sending would not see its refusal."""

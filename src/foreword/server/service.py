@@ -80,7 +80,7 @@ class Service:
         self._watchdog = Watchdog(self.engine, self.limits, os._exit)
         self.admission = Admission(self.limits, num_startable=lambda: self.engine.stats.num_startable)
         self.quotas = Quotas()
-        self.bodies = BodyReader(self.limits, self.off_loop)
+        self.bodies = BodyReader(self.limits, self.off_loop, self.share_of)
         self.metrics = Metrics(self.names[0])
         places, queue = lambda: self.admission.num_places, lambda: self.admission.num_requests
         self.metrics.watch_gauge("foreword:queue_places", "Requests that may wait, by the pace of late", places)
