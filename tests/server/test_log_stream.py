@@ -1,5 +1,6 @@
 """A log whose reader has stopped halts nobody, and says afterwards what it left out."""
 
+import asyncio
 import fcntl
 import io
 import json
@@ -160,6 +161,26 @@ def test_a_line_says_the_same_with_and_without_a_record(tmp_path: Path, level: i
     assert {**first, "time": ""} == {**second, "time": ""}
     form = "%Y-%m-%dT%H:%M:%S.%fZ"
     assert datetime.strptime(first["time"], form) <= datetime.strptime(second["time"], form)
+
+
+@pytest.mark.usefixtures("loggers_as_before")
+def test_the_event_loops_own_words_show_nothing_of_what_it_calls() -> None:
+    stream = io.StringIO()
+    set_up_logging(stream)
+
+    def fail(data: str) -> None:
+        raise ValueError(data)
+
+    async def scene() -> None:
+        asyncio.get_running_loop().call_soon(fail, "what a client said")
+        await asyncio.sleep(0.01)
+
+    asyncio.run(scene())
+
+    told = json.loads(stream.getvalue())
+    assert (told["logger"], told["level"], told["error"]) == ("asyncio", "error", "ValueError")
+    assert told["where"][-1].endswith(" fail")
+    assert "client" not in stream.getvalue()
 
 
 @pytest.mark.usefixtures("loggers_as_before")

@@ -28,7 +28,9 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
         fields = getattr(record, "fields", None)
-        entry = self.entry(record.created, record.levelno, record.getMessage(), fields, record.name)
+        # The loop's own messages show what it calls with which bytes.
+        event = "a callback or a task has failed" if record.name == "asyncio" else record.getMessage()
+        entry = self.entry(record.created, record.levelno, event, fields, record.name)
         if record.exc_info and record.exc_info[0] is not None:
             # Where it happened, not what it said: messages of errors may quote a prompt.
             frames = traceback.extract_tb(record.exc_info[2])
@@ -52,12 +54,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
-    """Send foreword's and uvicorn's logs to stderr as JSON, without waiting for whoever reads them."""
+    """Send our logs, uvicorn's and the loop's to stderr as JSON, without waiting for whoever reads them."""
     global _ours
     handler = _handler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     _ours = handler if isinstance(handler, UnblockedHandler) else None
-    for name in ("foreword", "uvicorn.error"):
+    for name in ("foreword", "uvicorn.error", "asyncio"):
         named = logging.getLogger(name)
         named.handlers = [handler]
         named.propagate = False
