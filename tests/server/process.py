@@ -42,10 +42,13 @@ class ServerProcess:
 
 @contextmanager
 def serving(
-    path: str, *argv: str, descriptors: int | None = None, stderr: int = subprocess.DEVNULL
+    path: str, *argv: str, descriptors: int | None = None, limit: str = "-Sn", stderr: int = subprocess.DEVNULL
 ) -> Iterator[ServerProcess]:
-    """Start one and wait until it is ready; it is gone afterwards. It finds a soft limit of so many `descriptors`."""
-    limited = [] if descriptors is None else ["sh", "-c", f'ulimit -Sn {descriptors}; exec "$@"', "sh"]
+    """Start one and wait until it is ready; it is gone afterwards.
+
+    It finds a limit of so many `descriptors`, a soft one.
+    """
+    limited = [] if descriptors is None else ["sh", "-c", f'ulimit {limit} {descriptors}; exec "$@"', "sh"]
     command = [*limited, sys.executable, "-m", "foreword", "serve", path, *argv, "--served-model-name", "tiny"]
     process = subprocess.Popen([*command, "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:

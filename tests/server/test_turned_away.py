@@ -144,6 +144,7 @@ def test_no_more_linger_than_may_and_all_of_them_are_told(live: LiveServer, monk
 
 
 def test_a_low_limit_of_descriptors_is_raised_as_far_as_connections_need(tiny: str) -> None:
+    """A soft one of 64."""
     with serving(tiny, descriptors=64) as server, ExitStack() as stack:
         soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
         assert soft == min(hard, Limits().max_connections + turned_away.MAX_LINGERING + OTHER_DESCRIPTORS)
@@ -151,3 +152,15 @@ def test_a_low_limit_of_descriptors_is_raised_as_far_as_connections_need(tiny: s
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("descriptors", [64, 700])
+def test_with_few_descriptors_all_who_come_are_answered(tiny: str, descriptors: int) -> None:
+    """Each beside all before it, which stay; without a bound of its own the server would not accept the last ones."""
+    with serving(tiny, descriptors=descriptors, limit="-n") as server, ExitStack() as stack:
+        for _ in range(descriptors):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        assert server.num_descriptors() < descriptors
+        assert server.gauge("foreword:connections") > descriptors // 4

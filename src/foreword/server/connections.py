@@ -25,7 +25,8 @@ class Connections:
     """All that are open. Event loop only."""
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self._limits = limits
+        self.most = limits.max_connections
+        self._retry_after_s = limits.retry_after_s
         self._metrics = metrics
         self._resting: dict[bytes, dict[Connection, None]] = {}  # by owner; first who has rested longest
         self._kept: Counter[bytes] = Counter()  # by tenant
@@ -36,7 +37,7 @@ class Connections:
 
     def open(self, owner: bytes, close: Callable[[], None]) -> "Connection | None":
         """A place for a new connection, which `close` ends; None when every place is kept."""
-        if self.num_open >= self._limits.max_connections and not self._displace():
+        if self.num_open >= self.most and not self._displace():
             return None
         self.num_open += 1
         return Connection(self, owner, close)
@@ -57,10 +58,10 @@ class Connections:
         Raises:
             ApiError: 429.
         """
-        if tenant and self._kept[tenant] >= self._limits.max_connections - self.num_kept:
+        if tenant and self._kept[tenant] >= self.most - self.num_kept:
             self._metrics.refused("tenant_connections")
             message = f"{self._kept[tenant]} requests of yours are under way, as many as connections stay for others"
-            headers = {"retry-after": str(self._limits.retry_after_s)}
+            headers = {"retry-after": str(self._retry_after_s)}
             raise ApiError(429, message, None, "rate_limit_exceeded", headers)
 
     def keep(self, tenant: bytes, by: int) -> None:

@@ -51,7 +51,7 @@ class DeadlineProtocol(H11Protocol):
         transport = cast(asyncio.Transport, transport)
         self._own = self._all.open(network_of(transport.get_extra_info("peername")), transport.abort)
         if self._own is None:
-            self._door.turn_away(transport)
+            self._door.turn_away(transport, self._all.most)
             return
         super().connection_made(transport)
         # A token must not wait for the acknowledgement of the one before; asyncio sees to that only for sockets that

@@ -49,7 +49,7 @@ class Server(uvicorn.Server):
         self._service = service
         self._keys_file = keys_file
         app = make_app(service, hosts=() if host in LOOPBACK_HOSTS else (f"[{host}]" if ":" in host else host,))
-        self.door = Door(service.limits, lambda: service.metrics.refused("connections"))
+        self.door = Door(service.limits.retry_after_s, lambda: service.metrics.refused("connections"))
         self.connections = Connections(service.limits, service.metrics)
         protocol = functools.partial(
             DeadlineProtocol,
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
 def serve(service: Service, host: str, listening: socket.socket, keys_file: Path | None = None) -> None:
     """Serve on a bound socket until a signal ends it. SIGHUP reads `keys_file` again."""
     server = Server(service, host, keys_file)
-    _let_open(service.limits.max_connections + MAX_LINGERING + OTHER_DESCRIPTORS)
+    server.connections.most = _let_open(service.limits.max_connections)
     _on_signals(server.handle_exit)  # uvicorn asks for them too, but not in the beginning and the end
     try:
         with asyncio.Runner() as runner:
@@ -151,14 +151,21 @@ def serve(service: Service, host: str, listening: socket.socket, keys_file: Path
         _on_signals(signal.SIG_IGN)  # the process is ending: the interpreter would let a late one kill it
 
 
-def _let_open(wanted: int) -> None:
-    """Raise the soft limit of descriptors: with the usual 1,024 connections would wait in the backlog, unanswered."""
+def _let_open(num_connections: int) -> int:
+    """Raise the soft limit of descriptors for so many; returns how many the hard one allows.
+
+    A connection for which there is no descriptor waits in the backlog, unanswered, and nothing makes room for it.
+    """
+    wanted = num_connections + MAX_LINGERING + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
-        log("fewer descriptors than connections may need", logging.WARNING, most=most, wanted=wanted)
+    if most >= wanted:
+        return num_connections
+    fewer = min(num_connections, max(most - MAX_LINGERING - OTHER_DESCRIPTORS, most // 3))
+    log("fewer connections than usual, for want of descriptors", logging.WARNING, most=fewer, descriptors=most)
+    return fewer
 
 
 def _on_signals(act: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:

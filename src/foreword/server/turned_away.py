@@ -1,12 +1,12 @@
 """Connections beyond the bound: each is told so, in one answer that costs no reading and is the same for all."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 
 import msgspec
 
 from foreword.server.errors import ApiError, common_body
-from foreword.server.limits import Limits
 
 LINGER_S = 2.0
 """From the connection to its end."""
@@ -22,9 +22,9 @@ class Door:
     answered and closed at once.
     """
 
-    def __init__(self, limits: Limits, on_refused: Callable[[], None]) -> None:
+    def __init__(self, retry_after_s: int, on_refused: Callable[[], None]) -> None:
         self._on_refused = on_refused
-        self._answer = _answer(limits)
+        self._retry_after_s = retry_after_s
         self._lingering: set[TurnedAway] = set()
 
     @property
@@ -37,15 +37,16 @@ class Door:
         for connection in list(self._lingering):
             connection.close()
 
-    def turn_away(self, transport: asyncio.Transport) -> None:
-        """Answer a new connection, and close it."""
+    def turn_away(self, transport: asyncio.Transport, num_open: int) -> None:
+        """Answer a new connection, as there are so many, and close it."""
         self._on_refused()
+        answer = _answer(num_open, self._retry_after_s)
         if len(self._lingering) >= MAX_LINGERING:
             transport.set_protocol(asyncio.Protocol())
-            transport.write(self._answer)
+            transport.write(answer)
             transport.close()
         else:
-            transport.set_protocol(TurnedAway(transport, self._answer, self._lingering))
+            transport.set_protocol(TurnedAway(transport, answer, self._lingering))
 
 
 class TurnedAway(asyncio.Protocol):
@@ -94,12 +95,13 @@ class TurnedAway(asyncio.Protocol):
         self._transport.close()
 
 
-def _answer(limits: Limits) -> bytes:
-    told = f"{limits.max_connections} connections are open, as many as this server takes; try again later"
+@functools.lru_cache(maxsize=1)
+def _answer(num_open: int, retry_after_s: int) -> bytes:
+    told = f"{num_open} connections are open, as many as this server takes; try again later"
     body = msgspec.json.encode(common_body(ApiError(503, told, None, "too_many_connections")))
     head = (
         "HTTP/1.1 503 Service Unavailable\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        f"retry-after: {limits.retry_after_s}\r\nconnection: close\r\n\r\n"
+        f"retry-after: {retry_after_s}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body
