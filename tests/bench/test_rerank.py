@@ -9,7 +9,7 @@ from tests.llm.rerank_model import rerank_model
 
 
 def test_the_opening_is_computed_once_and_the_scores_are_those_of_another_way(tmp_path: Path) -> None:
-    options = EngineOptions(threads=1, kv_memory_bytes=16 << 20, kv_dtype="f32")
+    options = EngineOptions(threads=1, kv_memory_bytes=16 << 20)
     bench = Bench(rerank_model(tmp_path, max_position=2048), options, repeats=1)
 
     metrics = rerank(bench, num_passages=4, passage_tokens=60)

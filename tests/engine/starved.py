@@ -36,9 +36,8 @@ def make_engine(folder: Path) -> Engine:
     """A tiny engine of a large vocabulary, without a cache between attempts."""
     backend = CpuBackend(num_threads=2)
     model = tiny_model(folder, backend, vocab_size=VOCAB)
-    cache = CacheConfig(
-        num_blocks=400, kv_dtype="f32", prefix_cache="none"
-    )  # the checks of debug mode ask for memory of their own
+    # Without debug mode, whose checks ask for memory of their own.
+    cache = CacheConfig(num_blocks=400, prefix_cache="none")
     config = SchedulerConfig(max_model_len=512, max_num_seqs=BATCH)
     runner = ModelRunner(model, backend, KVStorage(model.config, cache), cache.block_size, config.token_budget)
     return Engine(runner, cache, config)

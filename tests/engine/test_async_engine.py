@@ -48,7 +48,7 @@ class Rig:
     """An engine whose steps can be slowed or made to fail."""
 
     def __init__(self, model: Model, backend: CpuBackend, *, num_blocks: int = 400, max_num_seqs: int = 16) -> None:
-        cache = CacheConfig(num_blocks=num_blocks, kv_dtype="f32", prefix_cache="radix", debug=True)
+        cache = CacheConfig(num_blocks=num_blocks, prefix_cache="radix", debug=True)
         config = SchedulerConfig(max_model_len=4096, max_num_seqs=max_num_seqs)
         self.runner = ModelRunner(model, backend, KVStorage(model.config, cache), cache.block_size, config.token_budget)
         self.engine = Engine(self.runner, cache, config)

@@ -23,6 +23,7 @@ from foreword.runner.model_runner import ModelRunner
 
 VOCAB = 64
 MAX_MODEL_LEN = 160
+KV_DTYPE: KVDtype = "int16"
 BLOCK = 8
 
 
@@ -46,7 +47,7 @@ class World:
         *,
         num_blocks: int = 100,
         prefix_cache: PrefixCacheKind = "none",
-        kv_dtype: KVDtype = "f32",
+        kv_dtype: KVDtype = KV_DTYPE,
         **scheduler: object,
     ) -> None:
         cache = CacheConfig(
@@ -264,7 +265,7 @@ def test_a_search_ends_early_only_when_nothing_can_change(model: Model, backend:
         params = BeamSearchParams(beam_width=2, max_tokens=30, length_penalty=penalty)
         group = world.engine.add_beam_search("0", prompt, params, eos)
         world.run()
-        wanted = beam_search(model, backend, prompt, params, list(eos), max_model_len=MAX_MODEL_LEN)
+        wanted = beam_search(model, backend, prompt, params, list(eos), max_model_len=MAX_MODEL_LEN, kv_dtype=KV_DTYPE)
         assert answer(group) == [(b.token_ids, b.cumulative_logprob, b.score) for b in wanted]
         steps[penalty] = group.num_generated_tokens
 

@@ -44,7 +44,7 @@ def make_engine(model: Model, backend: Backend) -> Iterator[MakeEngine]:
     engines = []
 
     def make(*, num_blocks: int = 200, prefix_cache: Any = "radix", **scheduler: Any) -> Engine:
-        cache = CacheConfig(num_blocks=num_blocks, kv_dtype="f32", prefix_cache=prefix_cache, debug=True)
+        cache = CacheConfig(num_blocks=num_blocks, prefix_cache=prefix_cache, debug=True)
         config = SchedulerConfig(**({"max_model_len": 2048} | scheduler))
         runner = ModelRunner(model, backend, KVStorage(model.config, cache), cache.block_size, config.token_budget)
         engines.append(Engine(runner, cache, config, draw_seed=itertools.count().__next__))

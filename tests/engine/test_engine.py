@@ -9,7 +9,7 @@ import pytest
 from tests.factories import tiny_model
 from tests.oracles.sequential_generate import sequential_generate, sequential_logits
 
-from foreword.core.config import CacheConfig, SchedulerConfig
+from foreword.core.config import CacheConfig, KVDtype, SchedulerConfig
 from foreword.core.errors import CapacityError, InvalidRequestError
 from foreword.core.outputs import SequenceStep
 from foreword.core.sampling_params import SamplingParams
@@ -18,10 +18,12 @@ from foreword.engine.engine import Engine
 from foreword.models.base import Model
 from foreword.ops.backend import Backend
 from foreword.ops.cpu import CpuBackend
+from foreword.ops.kv_layout import key_parts
 from foreword.runner.kv_storage import KVStorage
 from foreword.runner.model_runner import ModelRunner
 
 VOCAB = 64
+KV_DTYPE: KVDtype = "int16"
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
@@ -39,8 +41,8 @@ def model(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Model:
 def make_engine(model: Model, backend: Backend) -> Iterator[Callable[..., Engine]]:
     engines = []
 
-    def make(*, num_blocks: int = 200, kv_dtype: Any = "f32", prefix_cache: Any = "none", **scheduler: Any) -> Engine:
-        cache = CacheConfig(num_blocks=num_blocks, kv_dtype=kv_dtype, prefix_cache=prefix_cache, debug=True)
+    def make(*, num_blocks: int = 200, prefix_cache: Any = "none", **scheduler: Any) -> Engine:
+        cache = CacheConfig(num_blocks=num_blocks, kv_dtype=KV_DTYPE, prefix_cache=prefix_cache, debug=True)
         config = SchedulerConfig(**({"max_model_len": 2048} | scheduler))
         runner = ModelRunner(model, backend, KVStorage(model.config, cache), cache.block_size, config.token_budget)
         engines.append(Engine(runner, cache, config, draw_seed=itertools.count().__next__))
@@ -75,7 +77,7 @@ def test_greedy_tokens_equal_the_naive_oracle(make_engine: Callable[..., Engine]
 
     engine.add("a", prompt(37), SamplingParams(max_tokens=20, **GREEDY))
 
-    assert tokens(run(engine)["a", 0]) == sequential_generate(model, prompt(37), 20).token_ids
+    assert tokens(run(engine)["a", 0]) == sequential_generate(model, prompt(37), 20, kv_dtype=KV_DTYPE).token_ids
 
 
 def test_naive_loop_costs_104950_token_computations_and_the_cached_way_1099(make_engine: Callable[..., Engine]) -> None:
@@ -92,7 +94,7 @@ def test_naive_loop_costs_104950_token_computations_and_the_cached_way_1099(make
 
 
 def test_a_request_ends_for_its_stated_reason(make_engine: Callable[..., Engine], model: Model) -> None:
-    expected = sequential_generate(model, prompt(9), 12).token_ids
+    expected = sequential_generate(model, prompt(9), 12, kv_dtype=KV_DTYPE).token_ids
     ending = next(t for i, t in enumerate(expected) if i >= 3 and t not in expected[:i])
     place = expected.index(ending)
     engine = make_engine()
@@ -116,7 +118,7 @@ def test_a_request_ends_for_its_stated_reason(make_engine: Callable[..., Engine]
 
 
 def test_no_end_token_comes_before_min_tokens(make_engine: Callable[..., Engine], model: Model) -> None:
-    first = sequential_generate(model, prompt(9), 1).token_ids[0]
+    first = sequential_generate(model, prompt(9), 1, kv_dtype=KV_DTYPE).token_ids[0]
     engine = make_engine()
 
     engine.add("a", prompt(9), SamplingParams(max_tokens=12, min_tokens=6, temperature=0), [first])
@@ -198,7 +200,7 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt_however_it_is_cut(
     make_engine: Callable[..., Engine], model: Model
 ) -> None:
     ids = prompt(45)
-    rows = sequential_logits(model, ids).astype(np.float64)
+    rows = sequential_logits(model, ids, kv_dtype=KV_DTYPE).astype(np.float64)
     expected = rows - rows.max(axis=1, keepdims=True)
     expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
     seen = []
@@ -240,7 +242,7 @@ def test_abort_at_any_point_gives_all_blocks_back(make_engine: Callable[..., Eng
 
 def test_a_failed_step_loses_nothing(make_engine: Callable[..., Engine], model: Model, monkeypatch: Any) -> None:
     engine = make_engine(token_budget=16)
-    expected = sequential_generate(model, prompt(40), 10).token_ids
+    expected = sequential_generate(model, prompt(40), 10, kv_dtype=KV_DTYPE).token_ids
     engine.add("a", prompt(40), SamplingParams(max_tokens=10, **GREEDY))
     calls = itertools.count()
     real = type(model).forward
@@ -270,7 +272,7 @@ def test_debug_mode_poisons_what_is_freed(make_engine: Callable[..., Engine]) ->
 
     run(engine)
 
-    keys = engine._runner.kv.k_cache(0)
+    keys = key_parts(engine._runner.kv.k_cache(0)).floats()
     poisoned = {int(block) for block in np.flatnonzero(np.isnan(keys).all(axis=(1, 2, 3)))}
     assert engine.stats().free_blocks == 8
     assert len(poisoned) == 3  # 41 tokens; the other blocks were never written

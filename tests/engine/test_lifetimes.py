@@ -21,7 +21,7 @@ PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 def test_a_lifetime_is_counted_by_the_callers_clock_from_each_use(model: Model, backend: Backend) -> None:
     clock = [10**9]
-    cache = CacheConfig(num_blocks=32, block_size=8, kv_dtype="f32", prefix_cache="radix", retention="lru", debug=True)
+    cache = CacheConfig(num_blocks=32, block_size=8, prefix_cache="radix", retention="lru", debug=True)
     config = SchedulerConfig(max_model_len=200)
     runner = ModelRunner(model, backend, KVStorage(model.config, cache), cache.block_size, config.token_budget)
     engine = Engine(runner, cache, config, clock=lambda: clock[0])

@@ -26,7 +26,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     return ModelRunner(model, backend, KVStorage(model.config, CACHE), CACHE.block_size, 64)
 
 
-CACHE = CacheConfig(num_blocks=24, kv_dtype="f32", prefix_cache="radix", debug=True)
+CACHE = CacheConfig(num_blocks=24, prefix_cache="radix", debug=True)
 SCHEDULER = SchedulerConfig(max_model_len=300, token_budget=64)
 
 

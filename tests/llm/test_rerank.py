@@ -34,7 +34,7 @@ def llm(path: Path) -> Iterator[LLM]:
 
 
 def open_llm(path: Path, **options: Any) -> LLM:
-    return LLM(path, **({"threads": 1, "kv_dtype": "f32", "kv_memory_bytes": 8 << 20, "debug": True} | options))
+    return LLM(path, **({"threads": 1, "kv_memory_bytes": 8 << 20, "debug": True} | options))
 
 
 def prompts_of(llm: LLM, settings: RerankSettings | None = None) -> RerankPrompts:
@@ -50,7 +50,7 @@ def test_a_score_is_the_first_labels_share_of_the_models_own_probabilities(llm: 
 
     for score, document in zip(scores, DOCUMENTS, strict=True):
         ids, _ = prompts.prompt(prompts.before(QUERY), document, 1000)
-        last = sequential_logits(model, ids)[-1].astype(np.float64)
+        last = sequential_logits(model, ids, kv_dtype="int16")[-1].astype(np.float64)
         p = np.exp(last - last.max())
         assert score.score == pytest.approx(p[first] / (p[first] + p[second]), abs=1e-6)
 

@@ -32,7 +32,7 @@ def beam_search(
     eos: Collection[int],
     *,
     max_model_len: int,
-    kv_dtype: KVDtype = "f32",
+    kv_dtype: KVDtype,
 ) -> list[NaiveBeam]:
     """The `beam_width` best continuations of a prompt, best first."""
     width, ended = params.beam_width, []

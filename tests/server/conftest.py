@@ -18,9 +18,11 @@ from foreword.server.serving import Server
 from foreword.server.tenants import KeyRing, new_key
 from tests.cli.conftest import tiny as tiny
 from tests.cli.conftest import tiny_raw as tiny_raw
+from tests.factories import tiny_config
 
 ResultT = TypeVar("ResultT")
 MODEL = "tiny"
+TOKEN_BYTES = tiny_config().kv_bytes_per_token(EngineOptions().kv_dtype)  # of the tiny model
 
 
 async def num_tasks() -> int:
@@ -43,7 +45,7 @@ class LiveServer:
         names: Sequence[str] = (MODEL,),
         **options: Any,
     ) -> None:
-        chosen = {"threads": 1, "kv_memory_bytes": 4 << 20, "kv_dtype": "f32", "debug": True, **options}
+        chosen = {"threads": 1, "kv_memory_bytes": 8192 * TOKEN_BYTES, "debug": True, **options}
         self.service = Service(
             load(path, EngineOptions(**chosen)), names=names, keys=keys, limits=limits, emulation=emulation
         )
@@ -146,7 +148,7 @@ def server(_shared_server: LiveServer) -> Iterator[LiveServer]:
 class Keyed:
     """A server with keys of two users, one of them with two keys, and of an operator."""
 
-    def __init__(self, path: str, folder: Any, limits: Limits | None = None) -> None:
+    def __init__(self, path: str, folder: Any, limits: Limits | None = None, **options: Any) -> None:
         self.keys, lines = {}, []
         for label, name, role in (
             ("alice", "alice", "user"),
@@ -159,7 +161,7 @@ class Keyed:
             lines.append(line)
         file = folder / "keys"
         file.write_text("# who may ask\n\n" + "\n".join(lines) + "\n")
-        self.live = LiveServer(path, keys=KeyRing.from_file(file), limits=limits)
+        self.live = LiveServer(path, keys=KeyRing.from_file(file), limits=limits, **options)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import foreword
 from foreword.server.limits import Limits
 from foreword.server.tenants import KeyRing, new_key
-from tests.server.conftest import StartServer
+from tests.server.conftest import TOKEN_BYTES, StartServer
 from tests.server.wire import completion_body, message_body, response_body, send
 
 DAY = 86_400.0
@@ -75,7 +75,7 @@ def test_an_answer_and_a_response_are_kept_over_a_jump(
 def test_a_prefix_asked_for_an_hour_is_kept_over_a_jump(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch, jump: float
 ) -> None:
-    live = start_server(kv_memory_bytes=256 << 10, retention="lru")  # 512 tokens
+    live = start_server(kv_memory_bytes=512 * TOKEN_BYTES, retention="lru")
     control = {"type": "ephemeral", "ttl": "1h"}
 
     def read(letter: str, **marks: object) -> int:

@@ -17,7 +17,7 @@ from foreword.load.wire import Endpoint
 from foreword.load.workload import Workload
 from foreword.server.limits import Limits
 from tests.profile import DEEP
-from tests.server.conftest import StartServer
+from tests.server.conftest import TOKEN_BYTES, StartServer
 
 pytestmark = pytest.mark.alone
 
@@ -51,7 +51,7 @@ def outcomes_of(url: str, pace: Pace) -> Counter[str]:
 
 
 def test_256_streams_at_once_meet_nothing_but_429(start_server: StartServer) -> None:
-    live = start_server(limits=Limits(max_queued_requests=40), kv_memory_bytes=256 << 10, debug=False)
+    live = start_server(limits=Limits(max_queued_requests=40), kv_memory_bytes=512 * TOKEN_BYTES, debug=False)
 
     records = flood(live.url, Pace(streams=STREAMS), count=700)
 
@@ -73,7 +73,7 @@ def rss_bytes() -> int:
 @pytest.mark.skipif(not DEEP, reason="a minute long")
 @pytest.mark.timeout(600)
 def test_a_minute_of_256_streams_leaves_memory_as_it_was(start_server: StartServer) -> None:
-    live = start_server(limits=Limits(max_queued_requests=40), kv_memory_bytes=256 << 10, debug=False)
+    live = start_server(limits=Limits(max_queued_requests=40), kv_memory_bytes=512 * TOKEN_BYTES, debug=False)
     outcomes_of(live.url, Pace(streams=STREAMS, duration_s=15))
     live.check_idle()
     before = rss_bytes()

@@ -10,7 +10,7 @@ from foreword.core.errors import ForewordError
 from foreword.llm.loading import EngineOptions, load
 from foreword.server.publishing import publish_files
 from foreword.server.service import Service
-from tests.server.conftest import MODEL, Keyed
+from tests.server.conftest import MODEL, TOKEN_BYTES, Keyed
 from tests.server.wire import chat_body, completion_body, send
 
 SYSTEM = {"role": "system", "content": "You are a patient helper of a small shop that sells bicycles."}
@@ -93,7 +93,7 @@ def test_what_cannot_be_published_is_one_line_with_the_files_name(
 
 
 def test_more_than_fits_beside_the_longest_sequence_is_refused(tiny: str, tmp_path: Path) -> None:
-    loaded = load(tiny, EngineOptions(threads=1, kv_memory_bytes=128 << 10, debug=True))
+    loaded = load(tiny, EngineOptions(threads=1, kv_memory_bytes=512 * TOKEN_BYTES, debug=True))
     file = tmp_path / "one.txt"
     file.write_text("a" * 100)
 

@@ -52,7 +52,7 @@ def ranking(_ranking: LiveServer) -> Iterator[LiveServer]:
 @pytest.fixture(scope="session")
 def llm(path: Path) -> Iterator[LLM]:
     """The same model without a server, which says what is right."""
-    with LLM(path, threads=1, kv_dtype="f32", kv_memory_bytes=8 << 20) as llm:
+    with LLM(path, threads=1, kv_memory_bytes=8 << 20) as llm:
         yield llm
 
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from foreword.server.limits import Limits
-from tests.server.conftest import LiveServer, StartServer
+from tests.server.conftest import TOKEN_BYTES, LiveServer, StartServer
 from tests.server.crowd import request_bytes
 from tests.server.wire import chat_body, completion_body, message_body, response_body, send
 
@@ -237,7 +237,7 @@ def test_draining_lets_running_answers_finish_and_refuses_others(start_server: S
 
 
 def test_many_streams_at_once_with_some_leaving(start_server: StartServer) -> None:
-    live = start_server(kv_memory_bytes=256 << 10)  # 512 tokens: streams wait, and push each other out
+    live = start_server(kv_memory_bytes=512 * TOKEN_BYTES)  # streams wait, and push each other out
     rng = random.Random(7)
 
     async def client(number: int) -> str:

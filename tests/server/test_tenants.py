@@ -1,5 +1,6 @@
 """What one tenant has said can't be seen by another, not even by guessing (S-C2…S-C4), and still helps its own."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,21 @@ CALLS: dict[str, tuple[str, Any]] = {
     "response": ("/v1/responses", response_body),
 }
 DETAILS = {"chat": "prompt_tokens_details", "completion": "prompt_tokens_details", "response": "input_tokens_details"}
+
+
+@pytest.fixture(scope="module", params=["int16", "f16"])
+def _stored(request: pytest.FixtureRequest, tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    keyed = Keyed(tiny, tmp_path_factory.mktemp("keys"), kv_dtype=request.param)
+    keyed.live.start()
+    yield keyed
+    keyed.live.stop()
+
+
+@pytest.fixture
+def keyed(_stored: Keyed) -> Iterator[Keyed]:
+    """A server with keys that stores K and V so, idle before and after."""
+    yield _stored
+    _stored.live.check_idle()
 
 
 def read_tokens(keyed: Keyed, who: str, kind: str, text: str, **fields: Any) -> int:

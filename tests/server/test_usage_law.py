@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,21 @@ from tests.server.conftest import LiveServer
 from tests.server.wire import Answer, chat_body, completion_body, message_body, response_body, send
 
 SALTS = itertools.count()
+
+
+@pytest.fixture(scope="module", params=["int16", "f16"])
+def _stored(request: pytest.FixtureRequest, tiny: str) -> Iterator[LiveServer]:
+    live = LiveServer(tiny, kv_dtype=request.param)
+    live.start()
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def server(_stored: LiveServer) -> Iterator[LiveServer]:
+    """A server that stores K and V so, idle before and after."""
+    yield _stored
+    _stored.check_idle()
 
 
 @dataclass(frozen=True)
