@@ -225,6 +225,9 @@ class Client:
 
 
 async def _read_all(connection: Connection, headers: dict[str, str]) -> bytes:
+    whole = connection.whole_body(headers)
+    if whole is not None:
+        return whole
     parts, size = [], 0
     async for part in connection.body(headers):
         parts.append(part)

@@ -71,6 +71,24 @@ class Inbox(asyncio.BufferedProtocol):
         """It is gone."""
         self._end(exc)
 
+    async def head(self, longest: int) -> bytes | None:
+        """All up to an empty line, and that, where it has come at once; None where lines have to be taken one by one.
+
+        Raises:
+            OSError, asyncio.IncompleteReadError: the connection ended before.
+        """
+        if not self._data:
+            await self._more()
+        end = self._data.find(b"\r\n\r\n", 0, longest)
+        if end < 0:
+            return None
+        counts = [self._data.count(part, 0, end) for part in (b"\r\n", b"\r", b"\n")]
+        return self._take(end + 4) if max(counts) == counts[0] else None  # else a line ends otherwise
+
+    def come(self, count: int) -> bytes | None:
+        """So much, if it has come."""
+        return self._take(count) if len(self._data) >= count else None
+
     async def line(self, longest: int) -> bytes | None:
         """A line without its end; None when it is longer than may be.
 

@@ -110,17 +110,34 @@ class Connection(Struct):
         """
         self.is_reusable = self.inbox.is_patient = False
         while True:
-            words = (await self._line()).split(None, 2)
-            if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-                raise WireError("no status line")
-            headers: dict[str, str] = {}
-            while line := await self._line():
-                name, _, value = line.partition(b":")
-                headers[name.strip().lower().decode("latin-1")] = value.strip().decode("latin-1")
-                if len(headers) > MAX_HEADERS:
-                    raise WireError("too many headers")
-            if int(words[1]) != 100:
-                return int(words[1]), headers
+            head = await self.inbox.head(MAX_LINE)
+            if head is None:
+                status, headers = await self._head_by_lines()
+            else:
+                first, *lines = head[:-4].split(b"\r\n")
+                status, headers = _status(first), {}
+                for line in lines:
+                    _note_header(line, headers)
+            if status != 100:
+                return status, headers
+
+    async def _head_by_lines(self) -> tuple[int, dict[str, str]]:
+        status, headers = _status(await self._line()), dict[str, str]()
+        while line := await self._line():
+            _note_header(line, headers)
+        return status, headers
+
+    def whole_body(self, headers: dict[str, str]) -> bytes | None:
+        """The body, if its length was told and it has come; None where `body` has to be asked.
+
+        Raises:
+            WireError: the length is no number.
+        """
+        if "content-length" not in headers or headers.get("transfer-encoding", "").lower() == "chunked":
+            return None
+        data = self.inbox.come(_number(headers["content-length"].encode(), 10))
+        self.is_reusable = data is not None and headers.get("connection", "").lower() != "close"
+        return data
 
     async def body(self, headers: dict[str, str], *, is_patient: bool = False) -> AsyncIterator[bytes]:
         """The body's bytes as they come, to its end; for a patient reader many at once, as soon as it has ended.
@@ -161,6 +178,20 @@ class Connection(Struct):
         if line is None:
             raise WireError("a line is too long")
         return line
+
+
+def _status(line: bytes) -> int:
+    words = line.split(None, 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise WireError("no status line")
+    return int(words[1])
+
+
+def _note_header(line: bytes, headers: dict[str, str]) -> None:
+    name, _, value = line.partition(b":")
+    headers[name.strip().lower().decode("latin-1")] = value.strip().decode("latin-1")
+    if len(headers) > MAX_HEADERS:
+        raise WireError("too many headers")
 
 
 def _number(text: bytes, base: int) -> int:
