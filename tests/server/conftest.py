@@ -16,6 +16,7 @@ from foreword.server.listening import bind
 from foreword.server.service import Service
 from foreword.server.serving import Server
 from foreword.server.tenants import KeyRing, new_key
+from foreword.server.unhurried import UnhurriedLoop
 from tests.cli.conftest import tiny as tiny
 from tests.cli.conftest import tiny_raw as tiny_raw
 from tests.factories import tiny_config
@@ -53,7 +54,7 @@ class LiveServer:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = Server(self.service, "127.0.0.1")
-        self.loop = asyncio.new_event_loop()
+        self.loop = UnhurriedLoop()
         self.unhandled: list[dict[str, Any]] = []  # what callbacks and tasks raised where nobody caught it
         self.loop.set_exception_handler(lambda _, context: self.unhandled.append(context))
         self._thread = threading.Thread(target=self._serve)

@@ -37,6 +37,11 @@ class Admission:
         self.num_requests = 0
         self.num_tokens = 0
         self._tenants: Counter[bytes] = Counter()
+        self._on_full = self._on_free = _nobody_asks
+
+    def watch(self, on_full: Callable[[], None], on_free: Callable[[], None]) -> None:
+        """Have it told when somebody is refused and there is no place for anybody, and when there may be one again."""
+        self._on_full, self._on_free = on_full, on_free
 
     @property
     def num_places(self) -> int:
@@ -77,6 +82,8 @@ class Admission:
         free = num_places - self.num_requests
         if free > 0 and not (tenant and self._tenants[tenant] >= free):
             return None
+        if free <= 0:
+            self._on_full()
         return self._retry_after_s(rate, num_places)
 
     def leave(self, tenant: bytes, num_tokens: int) -> None:
@@ -87,6 +94,7 @@ class Admission:
         self._tenants[tenant] -= 1
         if not self._tenants[tenant]:
             del self._tenants[tenant]
+        self._on_free()
 
     def ended(self) -> None:
         """A request that was computed is over."""
@@ -105,6 +113,10 @@ class Admission:
         if self.num_tokens and self.num_tokens + num_tokens > self._limits.max_queued_tokens:
             raise QueueFullError(f"{self.num_tokens} tokens wait already")
         self.num_tokens += num_tokens
+
+
+def _nobody_asks() -> None:
+    pass
 
 
 class Ticket:

@@ -26,6 +26,7 @@ from foreword.server.logs import log
 from foreword.server.protocol import DeadlineProtocol
 from foreword.server.service import Service
 from foreword.server.turned_away import MAX_LINGERING, Door
+from foreword.server.unhurried import UnhurriedLoop
 from foreword.server.watchdog import EXIT_CODE
 
 KEEP_ALIVE_S = 5
@@ -66,6 +67,8 @@ class Server(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until told to stop."""
         self._loop = asyncio.get_running_loop()
+        if isinstance(self._loop, UnhurriedLoop):
+            self._service.admission.watch(self._loop.rest, self._loop.wake)
         if self._keys_file is not None and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
         before = sys.getswitchinterval()
@@ -142,7 +145,7 @@ def serve(service: Service, host: str, listening: socket.socket, keys_file: Path
     server.connections.most = _let_open(service.limits.max_connections)
     _on_signals(server.handle_exit)  # uvicorn asks for them too, but not in the beginning and the end
     try:
-        with asyncio.Runner() as runner:
+        with asyncio.Runner(loop_factory=UnhurriedLoop) as runner:
             runner.run(server.serve(sockets=[listening]))
     finally:
         if service.is_stuck:  # its thread can't be joined, and a process must not unwind a thread inside a kernel
