@@ -10,10 +10,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from foreword.server.connections import Connection, Connections, network_of
 from foreword.server.direct_body import DirectBody
 from foreword.server.early_refusal import EarlyRefusals
+from foreword.server.errors import ApiError
 from foreword.server.gate import CONNECTION_KEY
 from foreword.server.limits import Limits
 from foreword.server.sse import BODY_KEY
-from foreword.server.turned_away import Door
+from foreword.server.turned_away import Door, whole_answer
 
 
 class DeadlineProtocol(H11Protocol):
@@ -103,6 +104,22 @@ class DeadlineProtocol(H11Protocol):
         if scope["http_version"] == "1.1":
             self._body = scope[BODY_KEY] = DirectBody(cycle, self.loop)
 
+    def send_400_response(self, msg: str) -> None:
+        """What came is not HTTP: say so, unless another answer has begun, and close.
+
+        Not by h11, whose state is that of an answer to the request before, or to one whose body went wrong: that one's
+        application is told that its client is gone.
+        """
+        cycle = self.cycle
+        is_answered = cycle is not None and cycle.response_started and self.conn.our_state is not h11.IDLE
+        if not is_answered:
+            self.transport.write(whole_answer(ApiError(400, "what came is no request of HTTP/1.1", code="not_http")))
+        if self._is_busy():
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.close()
+        self._await_rest()
+
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
         super().pause_writing()
@@ -149,6 +166,9 @@ class DeadlineProtocol(H11Protocol):
         else:
             self._refused()
         return True
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answered as if it had not been asked for, which HTTP allows."""
 
     def _is_parser_at_rest(self) -> bool:
         conn = self.conn

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable
+from http import HTTPStatus
 
 import msgspec
 
@@ -98,10 +99,13 @@ class TurnedAway(asyncio.Protocol):
 @functools.lru_cache(maxsize=1)
 def _answer(num_open: int, retry_after_s: int) -> bytes:
     told = f"{num_open} connections are open, as many as this server takes; try again later"
-    body = msgspec.json.encode(common_body(ApiError(503, told, None, "too_many_connections")))
-    head = (
-        "HTTP/1.1 503 Service Unavailable\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        f"retry-after: {retry_after_s}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    return whole_answer(ApiError(503, told, None, "too_many_connections", {"retry-after": str(retry_after_s)}))
+
+
+def whole_answer(error: ApiError) -> bytes:
+    """The last of a connection, to a request that nobody has read."""
+    body = msgspec.json.encode(common_body(error))
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head += "".join([f"{name}: {value}\r\n" for name, value in error.headers.items()])
+    return head.encode() + b"connection: close\r\n\r\n" + body
