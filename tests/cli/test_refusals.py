@@ -69,6 +69,12 @@ def test_a_schema_that_is_none_is_named_with_its_file(run: Run, tiny: str, tmp_p
     )
 
 
+@pytest.mark.parametrize("option", ["--grace", "--stuck-after", "--response-cache-ttl", "--response-store-ttl"])
+def test_a_time_that_is_no_number_is_refused(run: Run, tiny: str, option: str) -> None:
+    """Nothing is ever later than it: a watchdog would sleep for good, and an answer never be too old."""
+    _assert_one_line(run("serve", tiny, option, "nan"), option, "nan is not a number")
+
+
 @pytest.mark.parametrize("how", ["--raw", "--chat"])
 def test_an_empty_prompt_is_refused(run: Run, tiny: str, how: str) -> None:
     _assert_one_line(run("generate", "", how, "-q", "--model", tiny), "prompt: expected at least one character")

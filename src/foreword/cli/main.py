@@ -5,9 +5,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from math import isnan
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from foreword.cli.console import one_line
 from foreword.core.errors import ForewordError, InvariantError
@@ -17,6 +19,23 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 COMMANDS = ("demo", "pull", "generate", "chat", "rerank", "serve", "bench", "plan", "lint", "why", "replay", "doctor")
+
+
+class _Command(TyperCommand):
+    """A command that takes nan for no number: it is not below a least value, so Typer lets it pass."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # Typer's own class
+        """Read the arguments.
+
+        Raises:
+            typer.BadParameter: one of them is nan.
+        """
+        left = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            if getattr(param.type, "min", None) is not None and isinstance(value, float) and isnan(value):
+                raise typer.BadParameter("nan is not a number.", ctx, param)
+        return left
 
 
 def make_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
@@ -29,7 +48,7 @@ def make_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     for name in names:
-        app.command()(getattr(import_module(f"foreword.cli.{name}"), name))
+        app.command(cls=_Command)(getattr(import_module(f"foreword.cli.{name}"), name))
     app.callback(invoke_without_command=True)(_root)
     return app
 
