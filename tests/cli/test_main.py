@@ -1,4 +1,5 @@
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -98,6 +99,40 @@ def test_a_reader_that_leaves_gets_no_complaint(tiny: str) -> None:
     assert done.returncode == 141
     assert b"Traceback" not in done.stderr
     assert b"Broken" not in done.stderr
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_remarks_that_nobody_takes_cost_neither_the_answer_nor_the_exit_code(tiny: str, full: bool) -> None:
+    if full:
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, stderr = os.pipe()
+        os.close(reader)
+    command = [sys.executable, "-m", "foreword", "generate", "hi", "--model", tiny, "--max-tokens"]
+    try:
+        answered = subprocess.run([*command, "9"], stdout=subprocess.PIPE, stderr=stderr, timeout=60, check=False)
+        refused = subprocess.run([*command, "0"], stdout=subprocess.PIPE, stderr=stderr, timeout=60, check=False)
+    finally:
+        os.close(stderr)
+
+    assert answered.returncode == 0
+    assert answered.stdout
+    assert (refused.returncode, refused.stdout) == (2, b"")
+
+
+def test_an_answer_for_which_the_disk_is_full_is_refused_in_one_line(tiny: str) -> None:
+    with open("/dev/full", "wb") as full:
+        for argv in (["generate", "hi", "--model", tiny, "-q", "--max-tokens", "9"], ["plan", tiny], ["--version"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "foreword", *argv],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert done.returncode == 2
+            assert done.stderr == "foreword: No space left on device\n"
 
 
 def test_the_environment_names_model_and_threads(run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,15 +24,46 @@ def err_console() -> "Console":
     """Progress, summaries and remarks, on stderr, so that stdout holds nothing but the answer."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(file=cast("TextIO", _Remarks()), stderr=True, highlight=False)
+
+
+class _Remarks:
+    """stderr, to which nothing that is written can fail."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+    def write(self, text: str) -> None:
+        """Write, see `complain`."""
+        with _lost_where_nobody_takes_it():
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush, see `complain`."""
+        with _lost_where_nobody_takes_it():
+            sys.stderr.flush()
 
 
 def remark(text: str) -> None:
     """One line on stderr, dim on a terminal; written plainly, as rich takes a tenth of a server's start to import."""
     is_coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     text = text.translate(_UNSAFE)
-    sys.stderr.write(f"\x1b[2m{text}\x1b[0m\n" if is_coloured else f"{text}\n")
-    sys.stderr.flush()
+    complain(f"\x1b[2m{text}\x1b[0m" if is_coloured else text)
+
+
+def complain(line: str) -> None:
+    """One line on stderr; where the disk is full or nobody reads it is lost, and what was asked for goes on."""
+    with _lost_where_nobody_takes_it():
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _lost_where_nobody_takes_it() -> Iterator[None]:
+    try:
+        yield
+    except OSError:  # at exit Python would try once more, and say so by its exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def write_json(value: Mapping[str, object]) -> None:

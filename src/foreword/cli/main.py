@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from foreword.cli.console import one_line
+from foreword.cli.console import complain, one_line
 from foreword.core.errors import ForewordError, InvariantError
 
 EXIT_REFUSED = 2
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ForewordError as error:
         return _refuse(str(error))
     except OSError as error:
-        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     except Exception as error:
         # A usage error of Typer's: its class moved between versions, what it can do has not.
         format_message = getattr(error, "format_message", None)
@@ -103,7 +103,7 @@ def _wanted(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _refuse(message: str) -> int:
-    print(f"foreword: {one_line(message)}", file=sys.stderr)
+    complain(f"foreword: {one_line(message)}")
     return EXIT_REFUSED
 
 
