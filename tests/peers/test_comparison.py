@@ -1,7 +1,9 @@
 """Rows are measured in turns; ratios are taken round by round; what is missing is named."""
 
 import json
+import os
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -291,6 +293,13 @@ def test_the_limits_program_builds_and_measures(tmp_path: Path) -> None:
     assert found["read GB/s"] > 0.1
     assert limits.read_bytes_s(program, 1) > 1e8
     assert list(limits.measure(program, 1, "read")) == ["read GB/s"]
+
+
+def test_the_limits_are_no_less_true_where_threads_have_to_wait_for_a_processor(tmp_path: Path) -> None:
+    program, processors = limits.build(tmp_path), os.cpu_count() or 1
+    command = [str(program), str(4 * processors), "4", "read"]
+    said = [subprocess.run(command, capture_output=True, check=True).stdout for _ in range(12)]
+    assert max(json.loads(one)["read GB/s"] for one in said) < 100 * processors  # no processor's caches give as much
 
 
 def test_an_unknown_row_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
