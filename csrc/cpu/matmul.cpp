@@ -129,15 +129,22 @@ std::size_t tiles_of(const PackedMatrix::Part& part) {
   return (part.view.rows + kTileOutputs - 1) / kTileOutputs;
 }
 
-// Tiles [begin, end), counted through all parts.
-void multiply_tiles(const MatmulKernels& kernels, const PackedMatrix& matrix, const ActivationView& rows,
-                    OutputView out, std::size_t begin, std::size_t end) {
+// What a product of these rows counts a part in: tiles, or pairs of them for few rows.
+std::size_t items_of(const PackedMatrix::Part& part, bool in_pairs) {
+  return in_pairs ? (tiles_of(part) + 1) / 2 : tiles_of(part);
+}
+
+// Items [begin, end), counted through all parts.
+void multiply_items(const MatmulKernels& kernels, const PackedMatrix& matrix, const ActivationView& rows,
+                    OutputView out, bool in_pairs, std::size_t begin, std::size_t end) {
   std::size_t first = 0;
   for (const PackedMatrix::Part& part : matrix.parts()) {
-    const std::size_t num_tiles = tiles_of(part), from = begin > first ? begin - first : 0;
+    const std::size_t num_items = items_of(part, in_pairs), from = begin > first ? begin - first : 0;
     const auto product = is_quantised(part.view.format) ? kernels.product_int8 : kernels.product_float;
-    if (end > first && from < num_tiles) product(part.view, from, smaller(end - first, num_tiles), rows, out);
-    first += num_tiles;
+    if (end > first && from < num_items) {
+      product(part.view, {from, smaller(end - first, num_items), in_pairs ? num_items : 0}, rows, out);
+    }
+    first += num_items;
     out.out += part.view.rows;
     if (out.bias != nullptr) out.bias += part.view.rows;
   }
@@ -146,11 +153,12 @@ void multiply_tiles(const MatmulKernels& kernels, const PackedMatrix& matrix, co
 // This thread's part of a product: a share of the tiles, or more where others are slower.
 void multiply_share(Context& context, const MatmulKernels& kernels, const PackedMatrix& matrix,
                     const ActivationView& rows, const OutputView& out, std::size_t thread) {
-  std::size_t num_tiles = 0;
-  for (const PackedMatrix::Part& part : matrix.parts()) num_tiles += tiles_of(part);
+  const bool in_pairs = rows.num_rows <= kPairRows;
+  std::size_t num_items = 0;
+  for (const PackedMatrix::Part& part : matrix.parts()) num_items += items_of(part, in_pairs);
   context.pool.divide(
-      num_tiles, piece_of(num_tiles, context.pool.num_threads()), thread,
-      [&](std::size_t begin, std::size_t end) { multiply_tiles(kernels, matrix, rows, out, begin, end); });
+      num_items, piece_of(num_items, context.pool.num_threads()), thread,
+      [&](std::size_t begin, std::size_t end) { multiply_items(kernels, matrix, rows, out, in_pairs, begin, end); });
 }
 
 }  // namespace

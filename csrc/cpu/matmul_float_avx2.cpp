@@ -4,9 +4,8 @@
 
 namespace foreword::avx2 {
 
-void product_float(const TileView& weights, std::size_t begin, std::size_t end, const ActivationView& rows,
-                   const OutputView& out) {
-  float_product<Avx2Products>(weights, begin, end, rows, out);
+void product_float(const TileView& weights, TileRange tiles, const ActivationView& rows, const OutputView& out) {
+  float_product<Avx2Products>(weights, tiles, rows, out);
 }
 
 }  // namespace foreword::avx2

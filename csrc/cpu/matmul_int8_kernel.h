@@ -18,22 +18,13 @@ typename Simd::Codes nibbles(const std::uint8_t* group, std::size_t step, std::s
   return step < 4 ? Simd::low_nibbles(bytes) : Simd::high_nibbles(bytes);
 }
 
-// Weights of a few rows come from memory, each once: asks for those this far ahead, also over the ends of pages and
-// tiles, where the hardware's prefetching stops. Beyond the last it asks for nothing that could fault.
-constexpr std::size_t kAhead = 1024;
-
-template <std::size_t kBytes>
-inline void prefetch(const std::uint8_t* begin) {
-#pragma GCC unroll 16
-  for (std::size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(begin + line);
-}
-
 // Cursors over the groups of a tile: codes of a step, scale and minimum of 8 outputs. begin() comes before, next()
 // after each group.
 template <class Simd>
 struct Q4_1 {
   using Codes = typename Simd::Codes;
   using Float = typename Simd::Float;
+  static constexpr std::size_t kPairGroups = 3;
   const std::uint8_t* group;
   Q4_1(const std::uint8_t* tile, std::size_t g) : group(tile + g * kQ4_1Bytes) {}
   void begin() {}
@@ -48,6 +39,7 @@ template <class Simd>
 struct Q4_0 {
   using Codes = typename Simd::Codes;
   using Float = typename Simd::Float;
+  static constexpr std::size_t kPairGroups = 3;
   const std::uint8_t* group;
   Q4_0(const std::uint8_t* tile, std::size_t g) : group(tile + g * kQ4_0Bytes) {}
   void begin() {}
@@ -62,6 +54,7 @@ template <class Simd>
 struct Q4_K {
   using Codes = typename Simd::Codes;
   using Float = typename Simd::Float;
+  static constexpr std::size_t kPairGroups = kSuperGroups;
   const std::uint8_t* group;
   Float d[2], dmin[2];
   std::size_t left = 0;                          // groups of this block still to come
@@ -171,9 +164,17 @@ template <class Simd, std::size_t M, class Weights>
   }
 }
 
+// Adds num_groups groups of M rows to acc [M][16]; `ahead`: the groups come from memory.
 template <class Simd, std::size_t M>
-void add_groups_8bit(const std::uint8_t* group, const std::uint8_t* record, std::size_t num_groups, float* acc) {
+[[gnu::noinline]] void add_groups_8bit(const std::uint8_t* group, bool ahead, const std::uint8_t* record,
+                                       std::size_t num_groups, float* acc) {
+  typename Simd::Float total[M][2];
+  for (std::size_t r = 0; r < M; ++r) {
+    total[r][0] = Simd::load(acc + r * kTileOutputs);
+    total[r][1] = Simd::load(acc + r * kTileOutputs + Simd::kLanes);
+  }
   for (std::size_t g = 0; g < num_groups; ++g, group += kQ8_0Bytes, record += M * kInt8RecordBytes) {
+    if (ahead) prefetch<kQ8_0Bytes>(group + kAhead);
     typename Simd::ByteSum sum[M][2];
 #pragma GCC unroll 8
     for (std::size_t step = 0; step < kSteps; ++step) {
@@ -188,15 +189,19 @@ void add_groups_8bit(const std::uint8_t* group, const std::uint8_t* record, std:
       }
     }
     const std::uint8_t* scales = record + M * kGroup;
+#pragma GCC unroll 2
     for (std::size_t half = 0; half < 2; ++half) {
       const auto scale = Simd::load_halves(group + 2 * kNibbleBytes + half * 16);
 #pragma GCC unroll 4
       for (std::size_t r = 0; r < M; ++r) {
-        float* total = acc + r * kTileOutputs + half * Simd::kLanes;
         const auto factor = scale * Simd::set_float(scales + r * 4);
-        Simd::store(total, Simd::multiply_add(Simd::byte_floats(sum[r][half]), factor, Simd::load(total)));
+        total[r][half] = Simd::multiply_add(Simd::byte_floats(sum[r][half]), factor, total[r][half]);
       }
     }
+  }
+  for (std::size_t r = 0; r < M; ++r) {
+    Simd::store(acc + r * kTileOutputs, total[r][0]);
+    Simd::store(acc + r * kTileOutputs + Simd::kLanes, total[r][1]);
   }
 }
 
@@ -225,6 +230,7 @@ void add_rows_4bit(std::size_t m, Weights weights, const std::uint8_t* record, s
 
 template <class Simd, class Packed>
 struct Format4Bit : Int8Format {
+  static constexpr std::size_t kPairRun = Packed::kPairGroups * kGroup;
   static void accumulate(const std::uint8_t* tile, std::size_t k, std::size_t n, const ActivationView& rows,
                          RowRange range, float* acc) {
     const std::size_t g = k / kGroup, num_groups = n / kGroup;
@@ -245,30 +251,31 @@ struct Format4Bit : Int8Format {
 
 template <class Simd>
 struct Format8Bit : Int8Format {
+  static constexpr std::size_t kPairRun = 2 * kGroup;
   static void accumulate(const std::uint8_t* tile, std::size_t k, std::size_t n, const ActivationView& rows,
                          RowRange range, float* acc) {
     const std::size_t g = k / kGroup, num_groups = n / kGroup;
     const std::uint8_t* group = tile + g * kQ8_0Bytes;
-    for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums, std::size_t) {
-      if (m == 4) return add_groups_8bit<Simd, 4>(group, record, num_groups, sums);
-      if (m == 3) return add_groups_8bit<Simd, 3>(group, record, num_groups, sums);
-      if (m == 2) return add_groups_8bit<Simd, 2>(group, record, num_groups, sums);
-      add_groups_8bit<Simd, 1>(group, record, num_groups, sums);
+    for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums, std::size_t done) {
+      const bool ahead = done == 0;
+      if (m == 4) return add_groups_8bit<Simd, 4>(group, ahead, record, num_groups, sums);
+      if (m == 3) return add_groups_8bit<Simd, 3>(group, ahead, record, num_groups, sums);
+      if (m == 2) return add_groups_8bit<Simd, 2>(group, ahead, record, num_groups, sums);
+      add_groups_8bit<Simd, 1>(group, ahead, record, num_groups, sums);
     });
   }
 };
 
 template <class Simd>
-void int8_product(const TileView& weights, std::size_t begin, std::size_t end, const ActivationView& rows,
-                  const OutputView& out) {
+void int8_product(const TileView& weights, TileRange tiles, const ActivationView& rows, const OutputView& out) {
   if (weights.format == SourceFormat::kQ4_0) {
-    product<Simd, Format4Bit<Simd, Q4_0<Simd>>>(weights, begin, end, rows, out);
+    product<Simd, Format4Bit<Simd, Q4_0<Simd>>>(weights, tiles, rows, out);
   } else if (weights.format == SourceFormat::kQ4_1) {
-    product<Simd, Format4Bit<Simd, Q4_1<Simd>>>(weights, begin, end, rows, out);
+    product<Simd, Format4Bit<Simd, Q4_1<Simd>>>(weights, tiles, rows, out);
   } else if (weights.format == SourceFormat::kQ4_K) {
-    product<Simd, Format4Bit<Simd, Q4_K<Simd>>>(weights, begin, end, rows, out);
+    product<Simd, Format4Bit<Simd, Q4_K<Simd>>>(weights, tiles, rows, out);
   } else {
-    product<Simd, Format8Bit<Simd>>(weights, begin, end, rows, out);
+    product<Simd, Format8Bit<Simd>>(weights, tiles, rows, out);
   }
 }
 

@@ -37,6 +37,14 @@ struct OutputView {
   bool accumulate;
 };
 
+// Tiles [begin, end) and, where `apart` isn't 0, those that lie so far behind them, if the matrix has them: the two of
+// a pair are taken together, of up to kPairRows rows. Their weights come from memory, which gives a thread that reads
+// in two places more than one that reads in one.
+struct TileRange {
+  std::size_t begin, end, apart;
+};
+inline constexpr std::size_t kPairRows = 4;
+
 struct MatmulKernels {
   // Sum of squares in double: the squares are exact, 8 lanes (k mod 8) are added in ascending k, then as
   // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
@@ -47,11 +55,9 @@ struct MatmulKernels {
   void (*swiglu)(const float* gate, const float* up, std::size_t n, float* out);
   // Rounds num_groups groups of one row to int8. `record` is the first group's record of the row's block of m rows.
   void (*quantise)(const float* x, std::size_t num_groups, std::uint8_t* record, std::size_t m, std::size_t row);
-  // Outputs of tiles [begin, end) for every row.
-  void (*product_int8)(const TileView& weights, std::size_t begin, std::size_t end, const ActivationView& rows,
-                       const OutputView& out);
-  void (*product_float)(const TileView& weights, std::size_t begin, std::size_t end, const ActivationView& rows,
-                        const OutputView& out);
+  // Outputs of some tiles for every row.
+  void (*product_int8)(const TileView& weights, TileRange tiles, const ActivationView& rows, const OutputView& out);
+  void (*product_float)(const TileView& weights, TileRange tiles, const ActivationView& rows, const OutputView& out);
 };
 
 extern const MatmulKernels kScalarMatmul;

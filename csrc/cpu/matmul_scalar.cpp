@@ -26,6 +26,14 @@ void write_output(const TileView& weights, std::size_t tile, std::size_t t, cons
   }
 }
 
+template <class Body>
+void for_tiles(const TileView& weights, TileRange tiles, Body body) {
+  for (std::size_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    body(tile);
+    if (tiles.apart > 0 && (tile + tiles.apart) * kTileOutputs < weights.rows) body(tile + tiles.apart);
+  }
+}
+
 // One group of a tile, outputs last, so that the inner loop runs over neighbours.
 struct TileGroup {
   std::int32_t codes[kGroup][kTileOutputs];
@@ -58,14 +66,13 @@ void add_group(const TileGroup& group, bool has_minimum, const std::uint8_t* rec
 
 }  // namespace
 
-void product_int8(const TileView& weights, std::size_t begin, std::size_t end, const ActivationView& rows,
-                  const OutputView& out) {
+void product_int8(const TileView& weights, TileRange tiles, const ActivationView& rows, const OutputView& out) {
   const bool has_minimum = weights.format != SourceFormat::kQ8_0;
   float acc[kMaxRowsPerPass][kTileOutputs];
   TileGroup group;
   for (std::size_t first = 0; first < rows.num_rows; first += kMaxRowsPerPass) {
     const std::size_t count = std::min(kMaxRowsPerPass, rows.num_rows - first);
-    for (std::size_t tile = begin; tile < end; ++tile) {
+    for_tiles(weights, tiles, [&](std::size_t tile) {
       std::memset(acc, 0, sizeof acc);
       for (std::size_t g = 0; g < rows.cols / kGroup; ++g) {
         load_group(weights.format, weights.data + tile * weights.tile_bytes, g, group);
@@ -77,17 +84,16 @@ void product_int8(const TileView& weights, std::size_t begin, std::size_t end, c
         }
       }
       for (std::size_t t = 0; t < count; ++t) write_output(weights, tile, first + t, acc[t], out);
-    }
+    });
   }
 }
 
-void product_float(const TileView& weights, std::size_t begin, std::size_t end, const ActivationView& rows,
-                   const OutputView& out) {
+void product_float(const TileView& weights, TileRange tiles, const ActivationView& rows, const OutputView& out) {
   float values[kFloatRun][kTileOutputs];
   float acc[kMaxRowsPerPass][kTileOutputs];
   for (std::size_t first = 0; first < rows.num_rows; first += kMaxRowsPerPass) {
     const std::size_t count = std::min(kMaxRowsPerPass, rows.num_rows - first);
-    for (std::size_t tile = begin; tile < end; ++tile) {
+    for_tiles(weights, tiles, [&](std::size_t tile) {
       const std::uint8_t* data = weights.data + tile * weights.tile_bytes;
       std::memset(acc, 0, sizeof acc);
       for (std::size_t k0 = 0; k0 < rows.cols; k0 += kFloatRun) {
@@ -107,7 +113,7 @@ void product_float(const TileView& weights, std::size_t begin, std::size_t end, 
         }
       }
       for (std::size_t t = 0; t < count; ++t) write_output(weights, tile, first + t, acc[t], out);
-    }
+    });
   }
 }
 
