@@ -17,6 +17,7 @@ namespace {
 using OptionalVector = std::optional<Vector<const float>>;
 using OptionalIds = std::optional<Ids>;
 using Buffer = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OptionalBuffer = std::optional<Buffer>;
 // attention_norm, qkv, qkv_bias, q_norm, k_norm, output, output_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias
 using Norm = Vector<const float>;
 using LayerTuple =
@@ -82,14 +83,17 @@ struct Bound {
 // A model, what it is bound to, and references to all of it.
 class Decoder {
  public:
-  Decoder(const PackedMatrix& embedding, const nb::typed<nb::list, LayerTuple>& layers, HeadSizes sizes, float eps,
-          float scale)
+  Decoder(const PackedMatrix& embedding, const nb::typed<nb::list, LayerTuple>& layers, const Norm& final_norm,
+          const PackedMatrix& head, HeadSizes sizes, float eps, float scale)
       : sizes_(sizes) {
     if (layers.size() == 0) fail("layers", "at least one", "none");
     if (!std::isfinite(eps) || eps < 0) fail("eps", "a finite number of at least 0", std::to_string(eps));
     if (!std::isfinite(scale)) fail("scale", "a finite number", std::to_string(scale));
-    held_.push_back(nb::find(embedding));
-    model_ = {&embedding, {}, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, eps, scale};
+    require_size("final_norm", "values", embedding.cols(), final_norm.shape(0));
+    require_size("head", "inputs", embedding.cols(), head.cols());
+    held_ = {nb::find(embedding), nb::find(final_norm), nb::find(head)};
+    model_ = {&embedding, {},   final_norm.data(), &head, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim,
+              eps,        scale};
     for (std::size_t i = 0; i < layers.size(); ++i) {
       nb::tuple parts;
       if (!nb::try_cast(layers[i], parts, false)) fail("layers[" + text(i) + "]", "a tuple", "another");
@@ -132,7 +136,7 @@ class Decoder {
 
   void forward(Context& context, const Ids& token_ids, const Ids& positions, const Ids& slot_mapping,
                const Rows<const std::int32_t>& block_tables, const Ids& query_start_loc, const Ids& context_lens,
-               const Rows<const float>& cos_sin, const OptionalIds& rows) const {
+               const Rows<const float>& cos_sin, const OptionalIds& rows, const OptionalBuffer& logits) const {
     const std::shared_ptr<const Bound> bound = bound_;  // kept, should another thread bind anew meanwhile
     if (bound == nullptr) fail("bind", "a call before the first step", "none");
     const std::size_t num_tokens = token_ids.shape(0), max_tokens = bound->max_tokens;
@@ -153,6 +157,10 @@ class Decoder {
       picked = checked_ids("rows", *rows, num_tokens);
       picked.reserve(1);  // an empty one still picks
     }
+    if (logits) {
+      require_size("logits", "rows", rows ? picked.size() : num_tokens, logits->shape(0));
+      require_size("logits", "columns", model_.head->rows(), logits->shape(1));
+    }
     DecoderStep step{};
     step.num_tokens = num_tokens;
     step.token_ids = tokens.data();
@@ -167,6 +175,7 @@ class Decoder {
     step.context_lens = batch.context_lens.data();
     step.rows = rows ? picked.data() : nullptr;
     step.num_rows = picked.size();
+    step.logits = logits ? logits->data() : nullptr;
     nb::gil_scoped_release release;
     run_decoder(context, model_, bound->caches.data(), bound->buffers, step);
   }
@@ -209,7 +218,8 @@ class Decoder {
 };
 
 void make_decoder(Decoder* self, const PackedMatrix& embedding, const nb::typed<nb::list, LayerTuple>& layers,
-                  std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim, float eps, float scale) {
+                  const Norm& final_norm, const PackedMatrix& head, std::int64_t num_heads, std::int64_t num_kv_heads,
+                  std::int64_t head_dim, float eps, float scale) {
   const auto positive = [](const char* name, std::int64_t value) {
     if (value < 1 || value > INT32_MAX) fail(name, "1 to " + std::to_string(INT32_MAX), std::to_string(value));
     return static_cast<std::size_t>(value);
@@ -220,7 +230,7 @@ void make_decoder(Decoder* self, const PackedMatrix& embedding, const nb::typed<
   if (sizes.num_heads % sizes.num_kv_heads != 0) {
     fail("num_heads", "a multiple of num_kv_heads " + text(sizes.num_kv_heads), text(sizes.num_heads));
   }
-  new (self) Decoder(embedding, layers, sizes, eps, scale);
+  new (self) Decoder(embedding, layers, final_norm, head, sizes, eps, scale);
 }
 
 auto array(const char* name) {
@@ -233,13 +243,13 @@ auto array(const char* name) {
 void bind_decoder(nb::module_& module) {
   using namespace foreword::bindings;
   nb::class_<Decoder>(module, "Decoder", "The layers of a llama-like model, run as one call.")
-      .def("__init__", &make_decoder, nb::arg("embedding"), nb::arg("layers"), nb::arg("num_heads"),
-           nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("eps"), nb::arg("scale"))
+      .def("__init__", &make_decoder, nb::arg("embedding"), nb::arg("layers"), array("final_norm"), nb::arg("head"),
+           nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("eps"), nb::arg("scale"))
       .def("bind", &Decoder::bind, nb::arg("k_caches"), nb::arg("v_caches"), array("hidden"), array("last_hidden"),
            array("qkv"), array("attention"), array("last_attention"), array("gate_up"),
            "Keys and values of every layer, and the buffers, of the steps to come.")
       .def("forward", &Decoder::forward, nb::arg("context"), array("token_ids"), array("positions"),
            array("slot_mapping"), array("block_tables"), array("query_start_loc"), array("context_lens"),
-           array("cos_sin"), array("rows").none(),
-           "One step: hidden states to `hidden`, or of `rows` alone to `last_hidden`.");
+           array("cos_sin"), array("rows").none(), array("logits").none(),
+           "One step: hidden states to `hidden`, or of `rows` alone to `last_hidden`; and their logits.");
 }

@@ -53,6 +53,7 @@ class Pass {
         prepared_(prepared),
         attention_(attention_args(model, buffers, step, qkv_size()), caches[0], context),
         rope_scratch_(context.pool.num_threads() * model.head_dim) {
+    prepared.reserve(*model.head, step.num_tokens, context.pool.num_threads());
     for (const DecoderLayer& layer : model.layers) {
       for (const PackedMatrix* matrix : {layer.qkv, layer.output, layer.gate_up, layer.down}) {
         prepared.reserve(*matrix, step.num_tokens, context.pool.num_threads());
@@ -77,6 +78,9 @@ class Pass {
       multiply(attended, attention_size(), num_rows, {}, *layer.output, layer.output_bias, true, hidden, thread);
       feed_forward(layer, hidden, num_rows, thread);
     }
+    if (step_.logits == nullptr) return;
+    const RowTransform norm{RowTransform::kRmsNorm, model_.final_norm, model_.eps};
+    multiply(hidden, hidden_size(), num_rows, norm, *model_.head, nullptr, false, step_.logits, thread);
   }
 
  private:

@@ -27,7 +27,14 @@ struct TestModel {
   DecoderModel model{};
 
   TestModel(SourceFormat format, bool optional_parts, Context& context, std::mt19937& random) {
-    model = {matrix(format, kVocab, kHidden, context, random), {}, kHeads, kKvHeads, kDim, kEps, kAttentionScale};
+    model.embedding = matrix(format, kVocab, kHidden, context, random);
+    model.final_norm = vector(kHidden, random);
+    model.head = matrix(format, kVocab, kHidden, context, random);
+    model.num_heads = kHeads;
+    model.num_kv_heads = kKvHeads;
+    model.head_dim = kDim;
+    model.eps = kEps;
+    model.scale = kAttentionScale;
     cos_sin = random_floats(kPositions * kDim, random);
     const auto optional = [&](std::size_t size) { return optional_parts ? vector(size, random) : nullptr; };
     for (std::size_t i = 0; i < kLayers; ++i) {
@@ -65,7 +72,7 @@ struct TestModel {
 // What a pass writes, starting from the same bytes everywhere.
 struct State {
   std::vector<std::uint8_t> k, v;  // [layers][...]
-  std::vector<float> hidden, last_hidden, qkv, attention, last_attention, gate_up;
+  std::vector<float> hidden, last_hidden, qkv, attention, last_attention, gate_up, logits;
   std::vector<KvCacheView> caches;
 
   explicit State(std::size_t num_tokens, KvDtype dtype = KvDtype::kF16) {
@@ -83,6 +90,7 @@ struct State {
     attention.assign(num_tokens * kAttention, 0);
     last_attention = attention;
     gate_up.assign(num_tokens * 2 * kInner, 0);
+    logits.assign(num_tokens * kVocab, 0);
   }
 
   DecoderBuffers buffers() {

@@ -46,16 +46,19 @@ void run_by_kernels(Context& context, const TestModel& test, const DecoderStep& 
     linear(context, state.gate_up.data(), 2 * kInner, num_rows, {RowTransform::kSwiGlu}, *layer.down, layer.down_bias,
            true, hidden, kHidden);
   }
+  linear(context, hidden, kHidden, num_rows, {RowTransform::kRmsNorm, model.final_norm, kEps}, *model.head, nullptr,
+         false, state.logits.data(), kVocab);
 }
 
 void check_equal_passes(Context& context, const TestModel& test, const TestStep& made, bool picks, KvDtype dtype) {
-  const DecoderStep step = made.step(test, picks);
+  DecoderStep step = made.step(test, picks);
   State expected(step.num_tokens, dtype), got(step.num_tokens, dtype);
+  step.logits = got.logits.data();
   run_by_kernels(context, test, step, expected);
   run_decoder(context, test.model, got.caches.data(), got.buffers(), step);
   CHECK(same(got.k, expected.k) && same(got.v, expected.v));
   CHECK(same(got.hidden, expected.hidden) && same(got.last_hidden, expected.last_hidden));
-  CHECK(same(got.gate_up, expected.gate_up) && same(got.qkv, expected.qkv));
+  CHECK(same(got.gate_up, expected.gate_up) && same(got.qkv, expected.qkv) && same(got.logits, expected.logits));
 }
 
 const std::vector<std::vector<std::size_t>> kScheduled = {{1}, {2}, {1, 1, 1}, {1, 40, 3}};

@@ -138,6 +138,8 @@ class Decoder:
                 Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
             ]
         ],
+        final_norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        head: PackedMatrix,
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
@@ -166,6 +168,7 @@ class Decoder:
         context_lens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
         cos_sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device="cpu", writable=False)],
         rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
+        logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")] | None,
     ) -> None: ...
 
 def sample(

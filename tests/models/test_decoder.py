@@ -61,7 +61,7 @@ def cpu_model(folder: Path, instruction_set: str = "auto", **changes: Any) -> Ll
 
 
 def both_ways(model: Llama, scheduled: list[tuple[int, int]], rows: list[int] | None, dtype: Any) -> list[list[bytes]]:
-    """Hidden states, K and V: in one call, and kernel by kernel."""
+    """Hidden states, logits, K and V: in one call, and kernel by kernel."""
     batch, workspace = batch_of(scheduled), Workspace(model.config, MAX_TOKENS)
     tokens = np.random.default_rng(4).integers(0, 256, len(batch.positions), dtype=np.int32)
     picked = None if rows is None else np.array(rows, np.int32)
@@ -69,12 +69,13 @@ def both_ways(model: Llama, scheduled: list[tuple[int, int]], rows: list[int] | 
     found = []
     for one_call in (True, False):
         pool = pool_of(model, len(scheduled), dtype)
-        hidden: F32
+        logits: F32 = np.empty((len(tokens if rows is None else rows), model.config.vocab_size), np.float32)
         if one_call:
-            hidden = model.forward(tokens, batch, pool, workspace, rows=picked)
+            hidden = model.forward(tokens, batch, pool, workspace, rows=picked, logits=logits)
         else:
             hidden = model.forward_by_kernels(tokens, batch, cos_sin, pool, workspace, picked)
-        found.append([hidden.tobytes(), *(array.tobytes() for array in (*pool.k, *pool.v))])
+            model.logits(hidden, logits)
+        found.append([hidden.tobytes(), logits.tobytes(), *(array.tobytes() for array in (*pool.k, *pool.v))])
     return found
 
 
@@ -116,6 +117,7 @@ def test_the_reference_has_no_such_call(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, backend)
     assert isinstance(model, Llama)
     config = model.config
+    weights = model.weights
     sizes = DecoderSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, 1.0)
 
-    assert backend.decoder(model.weights.embedding, model.weights.layers, sizes) is None
+    assert backend.decoder(weights.embedding, weights.layers, weights.final_norm, weights.head, sizes) is None

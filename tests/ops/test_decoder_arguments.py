@@ -36,6 +36,8 @@ class Fixture:
             layer[part[0]] = part[1]
         arguments: dict[str, Any] = {
             "layers": [tuple(layer)],
+            "final_norm": np.ones(SIZE, np.float32),
+            "head": self.embedding,
             "num_heads": HEADS,
             "num_kv_heads": KV_HEADS,
             "head_dim": DIM,
@@ -66,6 +68,7 @@ class Fixture:
             "context_lens": ids(2),
             "cos_sin": np.ones((4, DIM), np.float32),
             "rows": None,
+            "logits": None,
         }
         self.bind().forward(self.context, **(arguments | changes))
 
@@ -78,6 +81,8 @@ BAD_VALUES: dict[str, Callable[[Fixture], object]] = {
     "layers: expected at least one": lambda g: g.make(layers=[]),
     "layers[0]: expected a tuple of 12, got 2": lambda g: g.make(layers=[(1, 2)]),
     "layers[0]: expected a tuple, got another": lambda g: g.make(layers=[3]),
+    "final_norm: expected values 64, got 63": lambda g: g.make(final_norm=np.ones(63, np.float32)),
+    "head: expected inputs 64, got 32": lambda g: g.make(head=g.matrix(10, 32)),
     "num_heads: expected 1 to 2147483647, got 0": lambda g: g.make(num_heads=0),
     "num_heads: expected a multiple of num_kv_heads 4, got 2": lambda g: g.make(num_kv_heads=4),
     "head_dim: expected an even number, got 33": lambda g: g.make(head_dim=33),
@@ -117,6 +122,7 @@ BAD_VALUES: dict[str, Callable[[Fixture], object]] = {
         ids(1),
         np.ones((4, DIM), np.float32),
         None,
+        None,
     ),
     "token_ids: expected at most 3 tokens, got 4": lambda g: g.forward(token_ids=ids(1, 1, 1, 1)),
     "token_ids[1]: expected 0 to 9, got 10": lambda g: g.forward(token_ids=ids(0, 10)),
@@ -129,6 +135,9 @@ BAD_VALUES: dict[str, Callable[[Fixture], object]] = {
     "cos_sin: expected columns 32, got 16": lambda g: g.forward(cos_sin=np.ones((4, 16), np.float32)),
     "rows: expected at most 3, got 4": lambda g: g.forward(rows=ids(0, 0, 0, 0)),
     "rows[0]: expected 0 to 1, got 2": lambda g: g.forward(rows=ids(2)),
+    "logits: expected rows 2, got 1": lambda g: g.forward(logits=np.zeros((1, 10), np.float32)),
+    "logits: expected rows 1, got 2": lambda g: g.forward(rows=ids(1), logits=np.zeros((2, 10), np.float32)),
+    "logits: expected columns 10, got 9": lambda g: g.forward(logits=np.zeros((2, 9), np.float32)),
 }
 
 
@@ -140,7 +149,8 @@ def test_a_bad_value_is_a_value_error_that_names_it(message: str) -> None:
 
 def test_arguments_that_fit_are_taken() -> None:
     Fixture().forward()
-    Fixture().forward(rows=ids())
+    Fixture().forward(rows=ids(), logits=np.zeros((0, 10), np.float32))
+    Fixture().forward(logits=np.zeros((2, 10), np.float32))
 
 
 def test_a_step_without_tokens_does_nothing() -> None:

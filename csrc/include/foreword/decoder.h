@@ -32,6 +32,8 @@ struct DecoderLayer {
 struct DecoderModel {
   const PackedMatrix* embedding;  // [V, E]
   std::vector<DecoderLayer> layers;
+  const float* final_norm;   // [E]
+  const PackedMatrix* head;  // [V, E]
   std::size_t num_heads, num_kv_heads, head_dim;
   float eps, scale;
 };
@@ -56,10 +58,11 @@ struct DecoderStep {
   // Rows wanted of the last layer, whose output and MLP are computed for them alone; null: all.
   const std::int32_t* rows;  // [R]
   std::size_t num_rows;
+  float* logits;  // null, or [T, V], or [R, V] where rows are picked: what the head makes of the hidden states
 };
 
 // Writes K and V of every layer to `caches` [layers], which are of one shape, and the hidden states before the final
-// norm to `hidden` [T, E], or `last_hidden` [R, E] where rows are picked.
+// norm to `hidden` [T, E], or `last_hidden` [R, E] where rows are picked, and their logits where they are wanted.
 void run_decoder(Context& context, const DecoderModel& model, const KvCacheView* caches, const DecoderBuffers& buffers,
                  const DecoderStep& step);
 

@@ -62,7 +62,7 @@ class Llama:
         self._backend = backend
         self._scale = config.head_dim**-0.5
         sizes = DecoderSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, self._scale)
-        self._decoder = backend.decoder(weights.embedding, weights.layers, sizes)
+        self._decoder = backend.decoder(weights.embedding, weights.layers, weights.final_norm, weights.head, sizes)
 
     @property
     def num_bytes(self) -> int:
@@ -77,12 +77,16 @@ class Llama:
         workspace: Workspace,
         *,
         rows: I32 | None = None,
+        logits: F32 | None = None,
     ) -> F32:
         """See `Model.forward`."""
         cos_sin = self.weights.rotary.first(int(batch.positions.max()) + 1)
         if self._decoder is not None and len(token_ids) <= _ONE_CALL_TOKENS:
-            return self._decoder.forward(token_ids, batch, cos_sin, caches, workspace, rows)
-        return self.forward_by_kernels(token_ids, batch, cos_sin, caches, workspace, rows)
+            return self._decoder.forward(token_ids, batch, cos_sin, caches, workspace, rows, logits)
+        hidden = self.forward_by_kernels(token_ids, batch, cos_sin, caches, workspace, rows)
+        if logits is not None:
+            self.logits(hidden, logits)
+        return hidden
 
     def forward_by_kernels(
         self,

@@ -145,7 +145,7 @@ class Packing(Protocol):
 
 
 class Decoder(Protocol):
-    """A stack of layers as one call: `embed`, then each layer's kernels in turn, with the same bits."""
+    """A model as one call: `embed`, then each layer's kernels in turn, then the head's, with the same bits."""
 
     def forward(
         self,
@@ -155,8 +155,12 @@ class Decoder(Protocol):
         caches: LayerCaches,
         buffers: DecoderBuffers,
         rows: I32 | None,
+        logits: F32 | None,
     ) -> F32:
-        """Hidden states `[T, E]` before the final norm, or `[R, E]` of `rows`: a view of the buffers."""
+        """Hidden states `[T, E]` before the final norm, or `[R, E]` of `rows`: a view of the buffers.
+
+        Their logits are written to `logits`, where it is given.
+        """
 
 
 class Backend(Protocol):
@@ -241,8 +245,15 @@ class Backend(Protocol):
     def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
         """Copy whole blocks of one layer, in order."""
 
-    def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> Decoder | None:
-        """The layers as one call, for steps where the calls themselves would show; None: call kernel by kernel."""
+    def decoder(
+        self,
+        embedding: PackedMatrix,
+        layers: Sequence[LayerWeights],
+        final_norm: F32,
+        head: PackedMatrix,
+        sizes: DecoderSizes,
+    ) -> Decoder | None:
+        """The layers and the head as one call, for steps where the calls themselves would show; None: call kernel by kernel."""
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:
         """Draw one token a row from `logits [R, V]`; returns `[R]`. Rules in `csrc/include/foreword/sampling.h`."""

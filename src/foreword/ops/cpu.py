@@ -125,9 +125,16 @@ class CpuBackend:
         """See `Backend.copy_blocks`."""
         copy_blocks(k_cache, v_cache, sources, destinations)
 
-    def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> "CpuDecoder":
+    def decoder(
+        self,
+        embedding: PackedMatrix,
+        layers: Sequence[LayerWeights],
+        final_norm: F32,
+        head: PackedMatrix,
+        sizes: DecoderSizes,
+    ) -> "CpuDecoder":
         """See `Backend.decoder`."""
-        return CpuDecoder(self._context, embedding, layers, sizes)
+        return CpuDecoder(self._context, embedding, layers, final_norm, head, sizes)
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:
         """See `Backend.sample`."""
@@ -167,13 +174,15 @@ class CpuPacking:
 
 
 class CpuDecoder:
-    """`Decoder` in C++: one parallel region for all layers, with a barrier between kernels."""
+    """`Decoder` in C++: one parallel region for all layers and the head, with a barrier between kernels."""
 
     def __init__(
         self,
         context: _native.Context,
         embedding: PackedMatrix,
         layers: Sequence[LayerWeights],
+        final_norm: F32,
+        head: PackedMatrix,
         sizes: DecoderSizes,
     ) -> None:
         self._context = context
@@ -198,6 +207,8 @@ class CpuDecoder:
         self._native = _native.Decoder(
             _own(embedding),
             described,
+            final_norm,
+            _own(head),
             sizes.num_heads,
             sizes.num_kv_heads,
             sizes.head_dim,
@@ -214,6 +225,7 @@ class CpuDecoder:
         caches: LayerCaches,
         buffers: DecoderBuffers,
         rows: I32 | None,
+        logits: F32 | None,
     ) -> F32:
         """See `Decoder.forward`. The arrays of `caches` and `buffers` stay the same ones while they are in use."""
         if self._bound is None or self._bound[0] is not caches or self._bound[1] is not buffers:
@@ -228,6 +240,7 @@ class CpuDecoder:
             batch.context_lens,
             cos_sin,
             rows,
+            logits,
         )
         return buffers.hidden[: len(token_ids)] if rows is None else buffers.last_hidden[: len(rows)]
 

@@ -185,7 +185,14 @@ class ReferenceBackend:
         """See `Backend.copy_blocks`."""
         copy_blocks(k_cache, v_cache, sources, destinations)
 
-    def decoder(self, embedding: PackedMatrix, layers: Sequence[LayerWeights], sizes: DecoderSizes) -> None:
+    def decoder(
+        self,
+        embedding: PackedMatrix,
+        layers: Sequence[LayerWeights],
+        final_norm: F32,
+        head: PackedMatrix,
+        sizes: DecoderSizes,
+    ) -> None:
         """See `Backend.decoder`: there is none, kernel by kernel is what this backend is for."""
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:

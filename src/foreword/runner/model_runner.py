@@ -74,7 +74,8 @@ class ModelRunner:
         Those in `probes` have their last row wanted, and draw nothing.
         """
         self.kv.prepare(self._backend, output.fresh_blocks, output.copies)
-        hidden = self.forward(output)
+        logits = None if prompt_rows else self._room_for_drawn(output)
+        hidden = self.forward(output, logits)
         found: dict[SequenceId, list[TokenLogprobs]] = {}
         drawn: list[tuple[SequenceId, int]] = []
         probed: list[tuple[SequenceId, int]] = []
@@ -88,25 +89,28 @@ class ModelRunner:
                 drawn += [(s.sequence_id, row) for row in range(first - 1 - s.num_drafts, first)]
             elif s.sequence_id in probes:
                 probed.append((s.sequence_id, first - 1))
-        return RunnerResult(self._sample(hidden, drawn, sampling), found, self._read(hidden, probed, probes))
+        sampled: dict[SequenceId, tuple[SampledToken, ...]] = {}
+        if drawn:
+            if logits is None:
+                logits = self._logits(hidden[[row for _, row in drawn]])
+            sampled = self._sample(self._of_tokens(logits), list(dict.fromkeys(i for i, _ in drawn)), sampling)
+        return RunnerResult(sampled, found, self._read(hidden, probed, probes))
 
-    def forward(self, output: SchedulerOutput) -> F32:
-        """Hidden states `[R, hidden]` of the rows whose logits are wanted, in batch order; valid until the next."""
+    def forward(self, output: SchedulerOutput, logits: F32 | None = None) -> F32:
+        """Hidden states `[R, hidden]` of the rows whose logits are wanted, in batch order; valid until the next.
+
+        `logits [R, V]` is filled where it is given.
+        """
         batch = build_input_batch(output, self._block_size)
         ends = batch.attention.query_start_loc[1:].tolist()
         rows = [row for s, end in zip(output.sequences, ends, strict=True) for row in range(end - s.num_logits, end)]
         return self._model.forward(
-            batch.token_ids, batch.attention, self.kv, self._workspace, rows=np.array(rows, np.int32)
+            batch.token_ids, batch.attention, self.kv, self._workspace, rows=np.array(rows, np.int32), logits=logits
         )
 
     def _sample(
-        self, hidden: F32, drawn: Sequence[tuple[SequenceId, int]], sampling: Mapping[SequenceId, Sequence[SamplingRow]]
+        self, logits: F32, sequence_ids: Sequence[SequenceId], sampling: Mapping[SequenceId, Sequence[SamplingRow]]
     ) -> dict[SequenceId, tuple[SampledToken, ...]]:
-        if not drawn:
-            return {}
-        rows = [row for _, row in drawn]
-        logits = self._logits(hidden if rows == list(range(len(hidden))) else hidden[rows])
-        sequence_ids = list(dict.fromkeys(sequence_id for sequence_id, _ in drawn))
         tokens = iter(self._sampler.sample(logits, [row for i in sequence_ids for row in sampling[i]]))
         return {i: tuple(itertools.islice(tokens, len(sampling[i]))) for i in sequence_ids}
 
@@ -121,19 +125,30 @@ class ModelRunner:
         logprobs: dict[SequenceId, tuple[float, ...]] = {}
         asked = [(sequence_id, row) for sequence_id, row in probed if probes[sequence_id].token_ids]
         if asked:
-            logits = self._logits(hidden[[row for _, row in asked]])
+            logits = self._of_tokens(self._logits(hidden[[row for _, row in asked]]))
             found = self._sampler.logprobs_of(logits, [probes[sequence_id].token_ids for sequence_id, _ in asked])
             logprobs = {sequence_id: values for (sequence_id, _), values in zip(asked, found, strict=True)}
         return {i: Reading(logprobs=logprobs.get(i, ()), hidden_state=states.get(i)) for i, _ in probed}
 
+    def _room_for_drawn(self, output: SchedulerOutput) -> F32 | None:
+        """Where the forward pass itself may put logits: a token is drawn from every row, and they are not too many."""
+        num_rows = 0
+        for s in output.sequences:
+            if s.num_logits != (1 + s.num_drafts if s.samples else 0):
+                return None
+            num_rows += s.num_logits
+        return self._room(num_rows) if 0 < num_rows <= _LOGITS_SLICE else None
+
+    def _room(self, num_rows: int) -> F32:
+        """Up to a slice of rows: one buffer, which the next call uses again, since fresh memory costs more."""
+        if len(self._logits_buffer) < num_rows:
+            self._logits_buffer = np.empty((num_rows, self._model.config.vocab_size), np.float32)
+        return self._logits_buffer[:num_rows]
+
     def _logits(self, hidden: F32) -> F32:
-        """Up to a slice of rows lie in one buffer, which the next call uses again: fresh memory costs more."""
-        out = None
-        if len(hidden) <= _LOGITS_SLICE:
-            if len(self._logits_buffer) < len(hidden):
-                self._logits_buffer = np.empty((len(hidden), self._model.config.vocab_size), np.float32)
-            out = self._logits_buffer[: len(hidden)]
-        logits = self._model.logits(hidden, out)
+        return self._model.logits(hidden, self._room(len(hidden)) if len(hidden) <= _LOGITS_SLICE else None)
+
+    def _of_tokens(self, logits: F32) -> F32:
         return logits if logits.shape[1] == self.vocab_size else np.ascontiguousarray(logits[:, : self.vocab_size])
 
     def _prompt_logprobs(self, hidden: F32, wanted: PromptRows) -> list[TokenLogprobs]:
@@ -141,6 +156,6 @@ class ModelRunner:
         targets = wanted.next_token_ids
         for start in range(0, len(targets), _LOGITS_SLICE):
             part = targets[start : start + _LOGITS_SLICE]
-            logits = self._logits(hidden[start : start + len(part)])
+            logits = self._of_tokens(self._logits(hidden[start : start + len(part)]))
             found += self._sampler.prompt_logprobs(logits, part, wanted.k)
         return found
