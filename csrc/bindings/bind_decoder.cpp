@@ -136,7 +136,8 @@ class Decoder {
 
   void forward(Context& context, const Ids& token_ids, const Ids& positions, const Ids& slot_mapping,
                const Rows<const std::int32_t>& block_tables, const Ids& query_start_loc, const Ids& context_lens,
-               const Rows<const float>& cos_sin, const OptionalIds& rows, const OptionalBuffer& logits) const {
+               const Rows<const float>& cos_sin, const OptionalIds& rows, const OptionalBuffer& logits,
+               const std::optional<Vector<std::int32_t>>& best, std::int64_t num_words) const {
     const std::shared_ptr<const Bound> bound = bound_;  // kept, should another thread bind anew meanwhile
     if (bound == nullptr) fail("bind", "a call before the first step", "none");
     const std::size_t num_tokens = token_ids.shape(0), max_tokens = bound->max_tokens;
@@ -161,6 +162,13 @@ class Decoder {
       require_size("logits", "rows", rows ? picked.size() : num_tokens, logits->shape(0));
       require_size("logits", "columns", model_.head->rows(), logits->shape(1));
     }
+    if (best) {
+      if (!logits) fail("best", "logits beside it", "none");
+      require_size("best", "rows", logits->shape(0), best->shape(0));
+      if (num_words < 1 || static_cast<std::uint64_t>(num_words) > model_.head->rows()) {
+        fail("num_words", "1 to " + text(model_.head->rows()), std::to_string(num_words));
+      }
+    }
     DecoderStep step{};
     step.num_tokens = num_tokens;
     step.token_ids = tokens.data();
@@ -176,6 +184,8 @@ class Decoder {
     step.rows = rows ? picked.data() : nullptr;
     step.num_rows = picked.size();
     step.logits = logits ? logits->data() : nullptr;
+    step.best = best ? best->data() : nullptr;
+    step.num_words = best ? static_cast<std::size_t>(num_words) : 0;
     nb::gil_scoped_release release;
     run_decoder(context, model_, bound->caches.data(), bound->buffers, step);
   }
@@ -250,6 +260,7 @@ void bind_decoder(nb::module_& module) {
            "Keys and values of every layer, and the buffers, of the steps to come.")
       .def("forward", &Decoder::forward, nb::arg("context"), array("token_ids"), array("positions"),
            array("slot_mapping"), array("block_tables"), array("query_start_loc"), array("context_lens"),
-           array("cos_sin"), array("rows").none(), array("logits").none(),
-           "One step: hidden states to `hidden`, or of `rows` alone to `last_hidden`; and their logits.");
+           array("cos_sin"), array("rows").none(), array("logits").none(), array("best").none(), nb::arg("num_words"),
+           "One step: hidden states to `hidden`, or of `rows` alone to `last_hidden`; their logits, and the best of "
+           "each row's first `num_words`.");
 }

@@ -4,6 +4,7 @@
 
 #include "attention_stage.h"
 #include "matmul_stage.h"
+#include "sampling_stage.h"
 
 namespace foreword {
 namespace {
@@ -52,6 +53,7 @@ class Pass {
         step_(step),
         prepared_(prepared),
         attention_(attention_args(model, buffers, step, qkv_size()), caches[0], context),
+        best_(context, step.logits, model.head->rows(), step.best == nullptr ? 0 : num_wanted(step), step.num_words),
         rope_scratch_(context.pool.num_threads() * model.head_dim) {
     prepared.reserve(*model.head, step.num_tokens, context.pool.num_threads());
     for (const DecoderLayer& layer : model.layers) {
@@ -81,9 +83,18 @@ class Pass {
     if (step_.logits == nullptr) return;
     const RowTransform norm{RowTransform::kRmsNorm, model_.final_norm, model_.eps};
     multiply(hidden, hidden_size(), num_rows, norm, *model_.head, nullptr, false, step_.logits, thread);
+    for (std::size_t r = 0; r < best_.num_rows(); ++r) best_.work(thread, r);
+  }
+
+  // Once all threads have left run().
+  void finish() const {
+    for (std::size_t r = 0; r < best_.num_rows(); ++r) step_.best[r] = best_.token(r);
   }
 
  private:
+  static std::size_t num_wanted(const DecoderStep& step) {
+    return step.rows == nullptr ? step.num_tokens : step.num_rows;
+  }
   std::size_t hidden_size() const { return model_.embedding->cols(); }
   std::size_t attention_size() const { return model_.num_heads * model_.head_dim; }
   std::size_t qkv_size() const { return attention_size() + 2 * model_.num_kv_heads * model_.head_dim; }
@@ -138,6 +149,7 @@ class Pass {
   const DecoderStep& step_;
   PreparedRows& prepared_;
   AttentionStage attention_;
+  BestStage best_;
   std::vector<float> rope_scratch_;
 };
 
@@ -148,6 +160,7 @@ void run_decoder(Context& context, const DecoderModel& model, const KvCacheView*
   thread_local PreparedRows rows;  // kept from step to step
   Pass pass(context, model, caches, buffers, step, rows);
   context.pool.run([&](std::size_t thread) { pass.run(thread); });
+  pass.finish();
 }
 
 }  // namespace foreword

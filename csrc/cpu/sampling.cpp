@@ -11,6 +11,7 @@
 
 #include "philox.h"
 #include "sampling_isa.h"
+#include "sampling_stage.h"
 
 namespace foreword {
 namespace {
@@ -91,23 +92,18 @@ std::vector<std::unique_ptr<Scratch>> make_scratch(std::size_t num_threads, std:
   return made;
 }
 
-struct Best {
-  float peak;
-  std::int32_t id;
-};
-
 bool is_greedy(const SampleRow& settings) {
   return settings.temperature < kGreedyBelow;
 }
 
-// The first of the largest logits of ids [begin, end); id 0 where none is above -infinity.
-Best best_of(const LogitPasses& passes, const float* logits, std::size_t begin, std::size_t end) {
-  const float peak = passes.largest(logits + begin, end - begin);
-  if (peak == -kInfinity) return {peak, 0};
+// The first of ids [begin, end) with the largest logit, which is `peak`; id 0 where none is above -infinity.
+std::int32_t first_with(const LogitPasses& passes, const float* logits, float peak, std::size_t begin,
+                        std::size_t end) {
+  if (peak == -kInfinity) return 0;
   std::int32_t first[kGatherSlack];
   std::size_t next;
   passes.gather_above(logits, begin, end, std::nextafter(peak, -kInfinity), first, kGatherSlack, &next);
-  return {peak, first[0]};
+  return first[0];
 }
 
 // One row of logits. Lists of ids live in the scratch, which is null where none are made and nothing is drawn.
@@ -125,7 +121,7 @@ class LogitRow {
     return std::isnan(value) ? -kInfinity : value;
   }
 
-  std::int32_t best() const { return best_of(passes_, logits_, 0, vocab_size_).id; }
+  std::int32_t best() const { return first_with(passes_, logits_, peak_, 0, vocab_size_); }
 
   std::int32_t listed(std::size_t i) const { return id_of(room().keys[i]); }
 
@@ -315,25 +311,47 @@ double uniform_at(std::uint64_t seed, std::uint32_t sequence_index, std::uint32_
   return static_cast<double>(bits) * 0x1p-53;
 }
 
+BestStage::BestStage(const Context& context, const float* logits, std::size_t stride, std::size_t num_rows,
+                     std::size_t vocab_size)
+    : context_(context),
+      logits_(logits),
+      stride_(stride),
+      num_rows_(num_rows),
+      vocab_size_(vocab_size),
+      found_(num_rows * context.pool.num_threads()) {}
+
+void BestStage::work(std::size_t thread, std::size_t row) {
+  const LogitPasses& passes = passes_for(context_.isa);
+  const std::size_t num_threads = context_.pool.num_threads();
+  const auto [begin, end] = split_evenly(vocab_size_, thread, num_threads);
+  const float* const logits = logits_ + row * stride_;
+  const float peak = passes.largest(logits + begin, end - begin);
+  found_[row * num_threads + thread] = {peak, first_with(passes, logits, peak, begin, end)};
+}
+
+std::int32_t BestStage::token(std::size_t row) const {
+  const auto num_threads = static_cast<std::ptrdiff_t>(context_.pool.num_threads());
+  const auto of_row = found_.begin() + static_cast<std::ptrdiff_t>(row) * num_threads;
+  const auto lower = [](const Best& a, const Best& b) { return a.peak < b.peak; };
+  return std::max_element(of_row, of_row + num_threads, lower)->id;
+}
+
 void sample(Context& context, const float* logits, std::size_t num_rows, std::size_t vocab_size, const SampleRow* rows,
             std::int32_t* tokens) {
   const LogitPasses& passes = passes_for(context.isa);
   const std::size_t num_threads = context.pool.num_threads();
   const auto scratch =
       make_scratch(num_threads, num_rows, vocab_size, [&](std::size_t r) { return !is_greedy(rows[r]); });
-  std::vector<Best> found(num_rows * num_threads);  // of each thread's ids, ascending
+  BestStage best(context, logits, vocab_size, num_rows, vocab_size);
   context.pool.run([&](std::size_t thread) {
-    const auto [first, last] = split_evenly(vocab_size, thread, num_threads);
     for (std::size_t r = 0; r < num_rows; ++r) {
-      if (is_greedy(rows[r])) found[r * num_threads + thread] = best_of(passes, logits + r * vocab_size, first, last);
+      if (is_greedy(rows[r])) best.work(thread, r);
     }
     context.pool.barrier();
     const auto [begin, end] = split_evenly(num_rows, thread, num_threads);
     for (std::size_t r = begin; r < end; ++r) {
       if (is_greedy(rows[r])) {
-        const auto of_row = found.begin() + static_cast<std::ptrdiff_t>(r * num_threads);
-        const auto lower = [](const Best& a, const Best& b) { return a.peak < b.peak; };
-        tokens[r] = std::max_element(of_row, of_row + static_cast<std::ptrdiff_t>(num_threads), lower)->id;
+        tokens[r] = best.token(r);
         continue;
       }
       LogitRow row(passes, logits + r * vocab_size, vocab_size, scratch[thread].get());

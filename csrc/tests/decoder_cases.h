@@ -73,6 +73,7 @@ struct TestModel {
 struct State {
   std::vector<std::uint8_t> k, v;  // [layers][...]
   std::vector<float> hidden, last_hidden, qkv, attention, last_attention, gate_up, logits;
+  std::vector<std::int32_t> best;
   std::vector<KvCacheView> caches;
 
   explicit State(std::size_t num_tokens, KvDtype dtype = KvDtype::kF16) {
@@ -91,6 +92,7 @@ struct State {
     last_attention = attention;
     gate_up.assign(num_tokens * 2 * kInner, 0);
     logits.assign(num_tokens * kVocab, 0);
+    best.assign(num_tokens, -1);
   }
 
   DecoderBuffers buffers() {

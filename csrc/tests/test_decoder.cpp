@@ -5,11 +5,14 @@
 
 #include "check.h"
 #include "decoder_cases.h"
+#include "foreword/sampling.h"
 
 using namespace foreword;
 using namespace foreword::test;
 
 namespace {
+
+constexpr std::size_t kWords = kVocab - 3;  // models pad their vocabulary
 
 // The pass written out, each kernel a region of its own.
 void run_by_kernels(Context& context, const TestModel& test, const DecoderStep& step, State& state) {
@@ -48,17 +51,24 @@ void run_by_kernels(Context& context, const TestModel& test, const DecoderStep& 
   }
   linear(context, hidden, kHidden, num_rows, {RowTransform::kRmsNorm, model.final_norm, kEps}, *model.head, nullptr,
          false, state.logits.data(), kVocab);
+  const SampleRow greedy{0, 0, 1, 0, 0, 0, 0};
+  for (std::size_t r = 0; r < num_rows; ++r) {
+    sample(context, &state.logits[r * kVocab], 1, kWords, &greedy, &state.best[r]);
+  }
 }
 
 void check_equal_passes(Context& context, const TestModel& test, const TestStep& made, bool picks, KvDtype dtype) {
   DecoderStep step = made.step(test, picks);
   State expected(step.num_tokens, dtype), got(step.num_tokens, dtype);
   step.logits = got.logits.data();
+  step.best = got.best.data();
+  step.num_words = kWords;
   run_by_kernels(context, test, step, expected);
   run_decoder(context, test.model, got.caches.data(), got.buffers(), step);
   CHECK(same(got.k, expected.k) && same(got.v, expected.v));
   CHECK(same(got.hidden, expected.hidden) && same(got.last_hidden, expected.last_hidden));
   CHECK(same(got.gate_up, expected.gate_up) && same(got.qkv, expected.qkv) && same(got.logits, expected.logits));
+  CHECK(same(got.best, expected.best));
 }
 
 const std::vector<std::vector<std::size_t>> kScheduled = {{1}, {2}, {1, 1, 1}, {1, 40, 3}};

@@ -169,6 +169,8 @@ class Decoder:
         cos_sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device="cpu", writable=False)],
         rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)] | None,
         logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")] | None,
+        best: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu")] | None,
+        num_words: int,
     ) -> None: ...
 
 def sample(

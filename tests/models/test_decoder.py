@@ -13,7 +13,7 @@ from tests.factories import tiny_model
 
 from foreword.models.llama import Llama
 from foreword.models.workspace import Workspace
-from foreword.ops.backend import F32, AttentionBatch, Backend, DecoderSizes
+from foreword.ops.backend import F32, AttentionBatch, Backend, DecoderSizes, HeadOutputs
 from foreword.ops.cpu import CpuBackend, available_instruction_sets
 from foreword.ops.reference import ReferenceBackend
 
@@ -69,13 +69,17 @@ def both_ways(model: Llama, scheduled: list[tuple[int, int]], rows: list[int] | 
     found = []
     for one_call in (True, False):
         pool = pool_of(model, len(scheduled), dtype)
-        logits: F32 = np.empty((len(tokens if rows is None else rows), model.config.vocab_size), np.float32)
+        num_rows = len(tokens if rows is None else rows)
+        logits: F32 = np.empty((num_rows, model.config.vocab_size), np.float32)
+        best = np.empty(num_rows, np.int32)
         if one_call:
-            hidden = model.forward(tokens, batch, pool, workspace, rows=picked, logits=logits)
+            hidden = model.forward(tokens, batch, pool, workspace, rows=picked, head=HeadOutputs(logits, best, 250))
         else:
             hidden = model.forward_by_kernels(tokens, batch, cos_sin, pool, workspace, picked)
-            model.logits(hidden, logits)
-        found.append([hidden.tobytes(), logits.tobytes(), *(array.tobytes() for array in (*pool.k, *pool.v))])
+            best[:] = np.argmax(model.logits(hidden, logits)[:, :250], axis=1)
+        found.append(
+            [hidden.tobytes(), logits.tobytes(), best.tobytes(), *(array.tobytes() for array in (*pool.k, *pool.v))]
+        )
     return found
 
 

@@ -69,6 +69,8 @@ class Fixture:
             "cos_sin": np.ones((4, DIM), np.float32),
             "rows": None,
             "logits": None,
+            "best": None,
+            "num_words": 0,
         }
         self.bind().forward(self.context, **(arguments | changes))
 
@@ -123,6 +125,8 @@ BAD_VALUES: dict[str, Callable[[Fixture], object]] = {
         np.ones((4, DIM), np.float32),
         None,
         None,
+        None,
+        0,
     ),
     "token_ids: expected at most 3 tokens, got 4": lambda g: g.forward(token_ids=ids(1, 1, 1, 1)),
     "token_ids[1]: expected 0 to 9, got 10": lambda g: g.forward(token_ids=ids(0, 10)),
@@ -137,6 +141,11 @@ BAD_VALUES: dict[str, Callable[[Fixture], object]] = {
     "rows[0]: expected 0 to 1, got 2": lambda g: g.forward(rows=ids(2)),
     "logits: expected rows 2, got 1": lambda g: g.forward(logits=np.zeros((1, 10), np.float32)),
     "logits: expected rows 1, got 2": lambda g: g.forward(rows=ids(1), logits=np.zeros((2, 10), np.float32)),
+    "best: expected logits beside it": lambda g: g.forward(best=ids(0, 0)),
+    "best: expected rows 2, got 1": lambda g: g.forward(logits=np.zeros((2, 10), np.float32), best=ids(0), num_words=1),
+    "num_words: expected 1 to 10, got 11": lambda g: g.forward(
+        logits=np.zeros((2, 10), np.float32), best=ids(0, 0), num_words=11
+    ),
     "logits: expected columns 10, got 9": lambda g: g.forward(logits=np.zeros((2, 9), np.float32)),
 }
 
@@ -150,7 +159,7 @@ def test_a_bad_value_is_a_value_error_that_names_it(message: str) -> None:
 def test_arguments_that_fit_are_taken() -> None:
     Fixture().forward()
     Fixture().forward(rows=ids(), logits=np.zeros((0, 10), np.float32))
-    Fixture().forward(logits=np.zeros((2, 10), np.float32))
+    Fixture().forward(logits=np.zeros((2, 10), np.float32), best=ids(0, 0), num_words=10)
 
 
 def test_a_step_without_tokens_does_nothing() -> None:

@@ -59,10 +59,14 @@ struct DecoderStep {
   const std::int32_t* rows;  // [R]
   std::size_t num_rows;
   float* logits;  // null, or [T, V], or [R, V] where rows are picked: what the head makes of the hidden states
+  // Null, or [T] or [R]: the first of the largest of each row's first num_words logits, NaN being none.
+  std::int32_t* best;
+  std::size_t num_words;
 };
 
 // Writes K and V of every layer to `caches` [layers], which are of one shape, and the hidden states before the final
-// norm to `hidden` [T, E], or `last_hidden` [R, E] where rows are picked, and their logits where they are wanted.
+// norm to `hidden` [T, E], or `last_hidden` [R, E] where rows are picked, and their logits and the best of them where
+// they are wanted.
 void run_decoder(Context& context, const DecoderModel& model, const KvCacheView* caches, const DecoderBuffers& buffers,
                  const DecoderStep& step);
 

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from foreword.core.config import ModelConfig
 from foreword.models.workspace import Workspace
-from foreword.ops.backend import F32, I32, AttentionBatch, LayerCaches
+from foreword.ops.backend import F32, I32, AttentionBatch, HeadOutputs, LayerCaches
 
 
 class Model(Protocol):
@@ -30,11 +30,11 @@ class Model(Protocol):
         workspace: Workspace,
         *,
         rows: I32 | None = None,
-        logits: F32 | None = None,
+        head: HeadOutputs | None = None,
     ) -> F32:
-        """Run the scheduled tokens through all layers, writing their K and V, and to `logits` what `logits()` gives.
+        """Run the scheduled tokens through all layers, writing their K and V, and fill `head`, where it is given.
 
-        Shapes   `token_ids [T]`, `rows [R]` ascending positions in the step, `logits` `[T, vocab]` or `[R, vocab]`. Returns the hidden states before the final
+        Shapes   `token_ids [T]`, `rows [R]` ascending positions in the step. Returns the hidden states before the final
                  norm, `[T, hidden]` or, where `rows` is given, `[R, hidden]` of those rows alone, which saves most of
                  the last layer. A view of the workspace, valid until its next use.
         """

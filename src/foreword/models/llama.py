@@ -17,10 +17,12 @@ from foreword.ops.backend import (
     AttentionBatch,
     Backend,
     DecoderSizes,
+    HeadOutputs,
     KVArray,
     LayerCaches,
     LayerWeights,
     PackedMatrix,
+    greedy_batch,
 )
 
 # From about here on the kernels take so long that calls to them no longer show; an interrupt then gets in between two.
@@ -77,15 +79,15 @@ class Llama:
         workspace: Workspace,
         *,
         rows: I32 | None = None,
-        logits: F32 | None = None,
+        head: HeadOutputs | None = None,
     ) -> F32:
         """See `Model.forward`."""
         cos_sin = self.weights.rotary.first(int(batch.positions.max()) + 1)
         if self._decoder is not None and len(token_ids) <= _ONE_CALL_TOKENS:
-            return self._decoder.forward(token_ids, batch, cos_sin, caches, workspace, rows, logits)
+            return self._decoder.forward(token_ids, batch, cos_sin, caches, workspace, rows, head)
         hidden = self.forward_by_kernels(token_ids, batch, cos_sin, caches, workspace, rows)
-        if logits is not None:
-            self.logits(hidden, logits)
+        if head is not None:
+            self._fill(head, hidden)
         return hidden
 
     def forward_by_kernels(
@@ -123,6 +125,12 @@ class Llama:
         weights = self.weights
         self._backend.norm_linear(hidden, weights.final_norm, self.config.rms_norm_eps, weights.head, out)
         return out
+
+    def _fill(self, head: HeadOutputs, hidden: F32) -> None:
+        logits = self.logits(hidden, head.logits)
+        if head.best is not None:
+            words = np.ascontiguousarray(logits[:, : head.num_words])
+            head.best[:] = self._backend.sample(words, greedy_batch(len(words)))
 
     def _attend(
         self,

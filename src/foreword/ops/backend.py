@@ -65,6 +65,23 @@ class SamplingBatch(Struct, frozen=True, eq=False):
     position: NDArray[np.uint32]
 
 
+def greedy_batch(num_rows: int) -> SamplingBatch:
+    """Of each row the first of the largest logits."""
+    zeros = np.zeros(num_rows, np.float32)
+    none, counts = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.uint32)
+    return SamplingBatch(zeros, none, zeros + 1, zeros, np.zeros(num_rows, np.uint64), counts, counts)
+
+
+class HeadOutputs(Struct, frozen=True, eq=False):
+    """Where a forward pass puts what the head makes of its hidden states."""
+
+    logits: F32  # [R, V]
+    best: I32 | None = (
+        None  # [R]: of each row's first `num_words`, the first of the largest, as `greedy_batch` draws it
+    )
+    num_words: int = 0
+
+
 class TopLogprobs(Struct, frozen=True, eq=False):
     """Natural log-probabilities of given tokens and of the k best.
 
@@ -155,11 +172,11 @@ class Decoder(Protocol):
         caches: LayerCaches,
         buffers: DecoderBuffers,
         rows: I32 | None,
-        logits: F32 | None,
+        head: HeadOutputs | None,
     ) -> F32:
         """Hidden states `[T, E]` before the final norm, or `[R, E]` of `rows`: a view of the buffers.
 
-        Their logits are written to `logits`, where it is given.
+        `head` is filled, where it is given.
         """
 
 
@@ -253,7 +270,7 @@ class Backend(Protocol):
         head: PackedMatrix,
         sizes: DecoderSizes,
     ) -> Decoder | None:
-        """The layers and the head as one call, for steps where the calls themselves would show; None: call kernel by kernel."""
+        """Layers and head as one call, for steps where the calls themselves would show; None: call kernel by kernel."""
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:
         """Draw one token a row from `logits [R, V]`; returns `[R]`. Rules in `csrc/include/foreword/sampling.h`."""

@@ -15,6 +15,7 @@ from foreword.ops.backend import (
     AttentionBatch,
     DecoderBuffers,
     DecoderSizes,
+    HeadOutputs,
     KVArray,
     LayerCaches,
     LayerWeights,
@@ -225,7 +226,7 @@ class CpuDecoder:
         caches: LayerCaches,
         buffers: DecoderBuffers,
         rows: I32 | None,
-        logits: F32 | None,
+        head: HeadOutputs | None,
     ) -> F32:
         """See `Decoder.forward`. The arrays of `caches` and `buffers` stay the same ones while they are in use."""
         if self._bound is None or self._bound[0] is not caches or self._bound[1] is not buffers:
@@ -240,7 +241,9 @@ class CpuDecoder:
             batch.context_lens,
             cos_sin,
             rows,
-            logits,
+            None if head is None else head.logits,
+            None if head is None else head.best,
+            0 if head is None else head.num_words,
         )
         return buffers.hidden[: len(token_ids)] if rows is None else buffers.last_hidden[: len(rows)]
 

@@ -10,13 +10,13 @@ from msgspec import Struct, field
 
 from foreword.core.outputs import SampledToken, SamplingRow, SchedulerOutput, TokenLogprobs
 from foreword.core.probe import Probe, Reading
-from foreword.core.types import SequenceId
+from foreword.core.types import SequenceId, TokenId
 from foreword.models.base import Model
 from foreword.models.workspace import Workspace
-from foreword.ops.backend import F32, Backend
+from foreword.ops.backend import F32, Backend, HeadOutputs
 from foreword.runner.input_batch import build_input_batch
 from foreword.runner.kv_storage import KVStorage
-from foreword.runner.sampler import Sampler
+from foreword.runner.sampler import Sampler, takes_best
 
 _LOGITS_SLICE = 64  # rows of prompt logits held at once: bounds memory whatever the prompt's length
 
@@ -74,8 +74,8 @@ class ModelRunner:
         Those in `probes` have their last row wanted, and draw nothing.
         """
         self.kv.prepare(self._backend, output.fresh_blocks, output.copies)
-        logits = None if prompt_rows else self._room_for_drawn(output)
-        hidden = self.forward(output, logits)
+        head = None if prompt_rows else self._head_of_drawn(output, sampling)
+        hidden = self.forward(output, head)
         found: dict[SequenceId, list[TokenLogprobs]] = {}
         drawn: list[tuple[SequenceId, int]] = []
         probed: list[tuple[SequenceId, int]] = []
@@ -89,30 +89,37 @@ class ModelRunner:
                 drawn += [(s.sequence_id, row) for row in range(first - 1 - s.num_drafts, first)]
             elif s.sequence_id in probes:
                 probed.append((s.sequence_id, first - 1))
-        sampled: dict[SequenceId, tuple[SampledToken, ...]] = {}
-        if drawn:
-            if logits is None:
-                logits = self._logits(hidden[[row for _, row in drawn]])
-            sampled = self._sample(self._of_tokens(logits), list(dict.fromkeys(i for i, _ in drawn)), sampling)
+        sampled = self._draw(hidden, head, drawn, sampling) if drawn else {}
         return RunnerResult(sampled, found, self._read(hidden, probed, probes))
 
-    def forward(self, output: SchedulerOutput, logits: F32 | None = None) -> F32:
+    def forward(self, output: SchedulerOutput, head: HeadOutputs | None = None) -> F32:
         """Hidden states `[R, hidden]` of the rows whose logits are wanted, in batch order; valid until the next.
 
-        `logits [R, V]` is filled where it is given.
+        `head` is filled, where it is given.
         """
         batch = build_input_batch(output, self._block_size)
         ends = batch.attention.query_start_loc[1:].tolist()
         rows = [row for s, end in zip(output.sequences, ends, strict=True) for row in range(end - s.num_logits, end)]
         return self._model.forward(
-            batch.token_ids, batch.attention, self.kv, self._workspace, rows=np.array(rows, np.int32), logits=logits
+            batch.token_ids, batch.attention, self.kv, self._workspace, rows=np.array(rows, np.int32), head=head
         )
 
-    def _sample(
-        self, logits: F32, sequence_ids: Sequence[SequenceId], sampling: Mapping[SequenceId, Sequence[SamplingRow]]
+    def _draw(
+        self,
+        hidden: F32,
+        head: HeadOutputs | None,
+        drawn: Sequence[tuple[SequenceId, int]],
+        sampling: Mapping[SequenceId, Sequence[SamplingRow]],
     ) -> dict[SequenceId, tuple[SampledToken, ...]]:
-        tokens = iter(self._sampler.sample(logits, [row for i in sequence_ids for row in sampling[i]]))
-        return {i: tuple(itertools.islice(tokens, len(sampling[i]))) for i in sequence_ids}
+        sequence_ids = list(dict.fromkeys(sequence_id for sequence_id, _ in drawn))
+        if head is not None and head.best is not None:
+            tokens = [SampledToken(TokenId(token)) for token in head.best.tolist()]
+        else:
+            logits = self._logits(hidden[[row for _, row in drawn]]) if head is None else head.logits
+            rows = [row for sequence_id in sequence_ids for row in sampling[sequence_id]]
+            tokens = self._sampler.sample(self._of_tokens(logits), rows)
+        of_each = iter(tokens)
+        return {i: tuple(itertools.islice(of_each, len(sampling[i]))) for i in sequence_ids}
 
     def _read(
         self, hidden: F32, probed: Sequence[tuple[SequenceId, int]], probes: Mapping[SequenceId, Probe]
@@ -130,14 +137,19 @@ class ModelRunner:
             logprobs = {sequence_id: values for (sequence_id, _), values in zip(asked, found, strict=True)}
         return {i: Reading(logprobs=logprobs.get(i, ()), hidden_state=states.get(i)) for i, _ in probed}
 
-    def _room_for_drawn(self, output: SchedulerOutput) -> F32 | None:
-        """Where the forward pass itself may put logits: a token is drawn from every row, and they are not too many."""
-        num_rows = 0
+    def _head_of_drawn(
+        self, output: SchedulerOutput, sampling: Mapping[SequenceId, Sequence[SamplingRow]]
+    ) -> HeadOutputs | None:
+        """What the forward pass itself may fill: where a token is drawn from every row, and they are not too many."""
+        num_rows, is_best = 0, True
         for s in output.sequences:
             if s.num_logits != (1 + s.num_drafts if s.samples else 0):
                 return None
             num_rows += s.num_logits
-        return self._room(num_rows) if 0 < num_rows <= _LOGITS_SLICE else None
+            is_best = is_best and (not s.samples or all(map(takes_best, sampling[s.sequence_id])))
+        if not 0 < num_rows <= _LOGITS_SLICE:
+            return None
+        return HeadOutputs(self._room(num_rows), np.empty(num_rows, np.int32) if is_best else None, self.vocab_size)
 
     def _room(self, num_rows: int) -> F32:
         """Up to a slice of rows: one buffer, which the next call uses again, since fresh memory costs more."""

@@ -66,6 +66,11 @@ class Sampler:
         return sampled
 
 
+def takes_best(row: SamplingRow) -> bool:
+    """True for a row that draws the first of its largest logits as they are, and has nothing else to tell."""
+    return row.params.temperature == 0 and row.params.logprobs is None and not _is_adjusted(row)
+
+
 def _sampling_batch(rows: Sequence[SamplingRow]) -> SamplingBatch:
     params = [row.params for row in rows]
     return SamplingBatch(
