@@ -23,28 +23,38 @@ def build_input_batch(output: SchedulerOutput, block_size: int) -> InputBatch:
     Cost     a few NumPy calls a sequence; nothing in Python grows with the number of tokens or blocks.
     """
     sequences = output.sequences
+    if all(len(s.token_ids) == 1 for s in sequences):
+        return _one_each(sequences, block_size)
     lengths = np.array([len(s.token_ids) for s in sequences], np.int32)
     starts = np.array([s.start for s in sequences], np.int32)
     query_start_loc = np.zeros(len(sequences) + 1, np.int32)
     np.cumsum(lengths, out=query_start_loc[1:])
     context_lens = starts + lengths
-    tables = np.zeros((len(sequences), ceil_div(int(context_lens.max()), block_size)), np.int32)
+    tables = _tables(sequences, ceil_div(int(context_lens.max()), block_size))
+    token_ids, positions, slots = _runs(sequences, starts, lengths, query_start_loc, tables, block_size)
+    return InputBatch(token_ids, AttentionBatch(positions, slots, tables, query_start_loc, context_lens))
+
+
+def _tables(sequences: Sequence[ScheduledSequence], width: int) -> I32:
+    tables = np.zeros((len(sequences), width), np.int32)
     for row, s in enumerate(sequences):
-        blocks = np.frombuffer(s.block_table, np.int32)[: tables.shape[1]]
+        blocks = np.frombuffer(s.block_table, np.int32)[:width]
         tables[row, : len(blocks)] = blocks
-    if query_start_loc[-1] == len(sequences):
-        token_ids, positions, slots = _one_each(sequences, starts, block_size)
-    else:
-        token_ids, positions, slots = _runs(sequences, starts, lengths, query_start_loc, tables, block_size)
-    attention = AttentionBatch(positions, slots, tables, query_start_loc, context_lens)
-    return InputBatch(token_ids, attention)
+    return tables
 
 
-def _one_each(sequences: Sequence[ScheduledSequence], starts: I32, block_size: int) -> tuple[I32, I32, I32]:
-    """Ids, positions and slots of a step that only decodes: for one token each, plain arithmetic is the quicker."""
-    token_ids = np.array([s.token_ids[0] for s in sequences], np.int32)
-    slots = [s.block_table[s.start // block_size] * block_size + s.start % block_size for s in sequences]
-    return token_ids, starts, np.array(slots, np.int32)
+def _one_each(sequences: Sequence[ScheduledSequence], block_size: int) -> InputBatch:
+    """A step that only decodes: for one token each, plain arithmetic and a single array are the quicker."""
+    count, starts = len(sequences), [s.start for s in sequences]
+    numbers: list[int] = [s.token_ids[0] for s in sequences]
+    numbers += starts
+    numbers += [s.block_table[s.start // block_size] * block_size + s.start % block_size for s in sequences]
+    numbers += [start + 1 for start in starts]
+    numbers += range(count + 1)
+    packed = np.array(numbers, np.int32)
+    token_ids, positions, slots, context_lens = (packed[i * count : (i + 1) * count] for i in range(4))
+    tables = _tables(sequences, ceil_div(max(starts) + 1, block_size))
+    return InputBatch(token_ids, AttentionBatch(positions, slots, tables, packed[4 * count :], context_lens))
 
 
 def _runs(
