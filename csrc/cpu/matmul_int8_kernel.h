@@ -250,18 +250,27 @@ struct Format4Bit : Int8Format {
 };
 
 template <class Simd>
+void add_rows_8bit(std::size_t m, const std::uint8_t* group, bool ahead, const std::uint8_t* record,
+                   std::size_t num_groups, float* acc) {
+  if (m == 4) return add_groups_8bit<Simd, 4>(group, ahead, record, num_groups, acc);
+  if (m == 3) return add_groups_8bit<Simd, 3>(group, ahead, record, num_groups, acc);
+  if (m == 2) return add_groups_8bit<Simd, 2>(group, ahead, record, num_groups, acc);
+  add_groups_8bit<Simd, 1>(group, ahead, record, num_groups, acc);
+}
+
+template <class Simd>
 struct Format8Bit : Int8Format {
   static constexpr std::size_t kPairRun = 2 * kGroup;
   static void accumulate(const std::uint8_t* tile, std::size_t k, std::size_t n, const ActivationView& rows,
                          RowRange range, float* acc) {
     const std::size_t g = k / kGroup, num_groups = n / kGroup;
     const std::uint8_t* group = tile + g * kQ8_0Bytes;
+    if (range.count <= kInt8Rows) {
+      const std::uint8_t* const record = int8_block(rows, range.first) + g * range.count * kInt8RecordBytes;
+      return add_rows_8bit<Simd>(range.count, group, true, record, num_groups, acc);
+    }
     for_each_block(rows, range, g, acc, [&](std::size_t m, const std::uint8_t* record, float* sums, std::size_t done) {
-      const bool ahead = done == 0;
-      if (m == 4) return add_groups_8bit<Simd, 4>(group, ahead, record, num_groups, sums);
-      if (m == 3) return add_groups_8bit<Simd, 3>(group, ahead, record, num_groups, sums);
-      if (m == 2) return add_groups_8bit<Simd, 2>(group, ahead, record, num_groups, sums);
-      add_groups_8bit<Simd, 1>(group, ahead, record, num_groups, sums);
+      add_rows_8bit<Simd>(m, group, done == 0, record, num_groups, sums);
     });
   }
 };
