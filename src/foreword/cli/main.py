@@ -104,6 +104,10 @@ def _wanted(arguments: Sequence[str]) -> Sequence[str]:
 
 def _refuse(message: str) -> int:
     complain(f"foreword: {one_line(message)}")
+    try:
+        sys.stdout.flush()
+    except OSError:  # what is left would fail once more at exit, and change its code
+        _silence_stdout()
     return EXIT_REFUSED
 
 
