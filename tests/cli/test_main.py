@@ -120,7 +120,8 @@ def test_remarks_that_nobody_takes_cost_neither_the_answer_nor_the_exit_code(tin
     assert (refused.returncode, refused.stdout) == (2, b"")
 
 
-def test_an_answer_for_which_the_disk_is_full_is_refused_in_one_line(tiny: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_answer_for_which_the_disk_is_full_is_refused_in_one_line(tiny: str, unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
         for argv in (["generate", "hi", "--model", tiny, "-q", "--max-tokens", "9"], ["plan", tiny], ["--version"]):
             done = subprocess.run(
@@ -130,6 +131,7 @@ def test_an_answer_for_which_the_disk_is_full_is_refused_in_one_line(tiny: str) 
                 text=True,
                 timeout=60,
                 check=False,
+                env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             )
             assert done.returncode == 2
             assert done.stderr == "foreword: No space left on device\n"

@@ -121,7 +121,6 @@ def test_the_reference_has_no_such_call(tmp_path: Path) -> None:
     model = tiny_model(tmp_path, backend)
     assert isinstance(model, Llama)
     config = model.config
-    weights = model.weights
     sizes = DecoderSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, 1.0)
 
-    assert backend.decoder(weights.embedding, weights.layers, weights.final_norm, weights.head, sizes) is None
+    assert backend.decoder(model.weights, sizes) is None

@@ -62,8 +62,15 @@ def complain(line: str) -> None:
 def _lost_where_nobody_takes_it() -> Iterator[None]:
     try:
         yield
-    except OSError:  # at exit Python would try once more, and say so by its exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    except OSError:
+        silence(2)
+
+
+def silence(descriptor: int) -> None:
+    """Let what stdout or stderr has left go nowhere: at exit Python tries once more, and its code would say so."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def write_json(value: Mapping[str, object]) -> None:

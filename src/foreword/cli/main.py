@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from foreword.cli.console import complain, one_line
+from foreword.cli.console import complain, one_line, silence
 from foreword.core.errors import ForewordError, InvariantError
 
 EXIT_REFUSED = 2
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit):
         # Typer and rich turn a broken pipe into SystemExit; nothing else leaves that way with standalone_mode off.
-        _silence_stdout()
+        silence(1)
         return EXIT_BROKEN_PIPE
     except InvariantError as error:
         return _refuse(f"{error} (a bug in foreword: please report it)")
@@ -107,7 +107,7 @@ def _refuse(message: str) -> int:
     try:
         sys.stdout.flush()
     except OSError:  # what is left would fail once more at exit, and change its code
-        _silence_stdout()
+        silence(1)
     return EXIT_REFUSED
 
 
@@ -117,8 +117,3 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open until the process ends
-
-
-def _silence_stdout() -> None:
-    # Python flushes stdout once more at exit; give it somewhere to go.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

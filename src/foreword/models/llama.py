@@ -3,10 +3,7 @@
 Letters: T tokens of the step, H query heads, J KV heads, D head dimension, E hidden size, I intermediate size, V words.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-from msgspec import Struct
 
 from foreword.core.config import ModelConfig
 from foreword.models.rope import RotaryTable
@@ -17,11 +14,11 @@ from foreword.ops.backend import (
     AttentionBatch,
     Backend,
     DecoderSizes,
+    DecoderWeights,
     HeadOutputs,
     KVArray,
     LayerCaches,
     LayerWeights,
-    PackedMatrix,
     greedy_batch,
 )
 
@@ -29,13 +26,9 @@ from foreword.ops.backend import (
 _ONE_CALL_TOKENS = 256
 
 
-class LlamaWeights(Struct, frozen=True, eq=False):
-    """All weights of a model."""
+class LlamaWeights(DecoderWeights, frozen=True, eq=False):
+    """All weights of a model, and what tells its positions."""
 
-    embedding: PackedMatrix  # [V, E]
-    layers: Sequence[LayerWeights]
-    final_norm: F32  # [E]
-    head: PackedMatrix  # [V, E]; the embedding itself where they are tied
     rotary: RotaryTable
 
     @property
@@ -64,7 +57,7 @@ class Llama:
         self._backend = backend
         self._scale = config.head_dim**-0.5
         sizes = DecoderSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, self._scale)
-        self._decoder = backend.decoder(weights.embedding, weights.layers, weights.final_norm, weights.head, sizes)
+        self._decoder = backend.decoder(weights, sizes)
 
     @property
     def num_bytes(self) -> int:

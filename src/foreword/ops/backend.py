@@ -111,6 +111,15 @@ class LayerWeights(Struct, frozen=True, eq=False):
     down_bias: F32 | None  # [E]
 
 
+class DecoderWeights(Struct, frozen=True, eq=False):
+    """What a llama-like model is made of. V words, E hidden size."""
+
+    embedding: PackedMatrix  # [V, E]
+    layers: Sequence[LayerWeights]
+    final_norm: F32  # [E]
+    head: PackedMatrix  # [V, E]; the embedding itself where they are tied
+
+
 class LayerCaches(Protocol):
     """K and V of every layer, as the kernels read them."""
 
@@ -262,14 +271,7 @@ class Backend(Protocol):
     def copy_blocks(self, k_cache: KVArray, v_cache: KVArray, sources: I32, destinations: I32) -> None:
         """Copy whole blocks of one layer, in order."""
 
-    def decoder(
-        self,
-        embedding: PackedMatrix,
-        layers: Sequence[LayerWeights],
-        final_norm: F32,
-        head: PackedMatrix,
-        sizes: DecoderSizes,
-    ) -> Decoder | None:
+    def decoder(self, weights: DecoderWeights, sizes: DecoderSizes) -> Decoder | None:
         """Layers and head as one call, for steps where the calls themselves would show; None: call kernel by kernel."""
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:

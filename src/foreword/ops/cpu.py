@@ -15,10 +15,10 @@ from foreword.ops.backend import (
     AttentionBatch,
     DecoderBuffers,
     DecoderSizes,
+    DecoderWeights,
     HeadOutputs,
     KVArray,
     LayerCaches,
-    LayerWeights,
     NotFiniteError,
     PackedMatrix,
     SamplingBatch,
@@ -126,16 +126,9 @@ class CpuBackend:
         """See `Backend.copy_blocks`."""
         copy_blocks(k_cache, v_cache, sources, destinations)
 
-    def decoder(
-        self,
-        embedding: PackedMatrix,
-        layers: Sequence[LayerWeights],
-        final_norm: F32,
-        head: PackedMatrix,
-        sizes: DecoderSizes,
-    ) -> "CpuDecoder":
+    def decoder(self, weights: DecoderWeights, sizes: DecoderSizes) -> "CpuDecoder":
         """See `Backend.decoder`."""
-        return CpuDecoder(self._context, embedding, layers, final_norm, head, sizes)
+        return CpuDecoder(self._context, weights, sizes)
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:
         """See `Backend.sample`."""
@@ -177,17 +170,9 @@ class CpuPacking:
 class CpuDecoder:
     """`Decoder` in C++: one parallel region for all layers and the head, with a barrier between kernels."""
 
-    def __init__(
-        self,
-        context: _native.Context,
-        embedding: PackedMatrix,
-        layers: Sequence[LayerWeights],
-        final_norm: F32,
-        head: PackedMatrix,
-        sizes: DecoderSizes,
-    ) -> None:
+    def __init__(self, context: _native.Context, weights: DecoderWeights, sizes: DecoderSizes) -> None:
         self._context = context
-        self._num_layers = len(layers)
+        self._num_layers = len(weights.layers)
         described = [
             (
                 layer.attention_norm,
@@ -203,13 +188,13 @@ class CpuDecoder:
                 _own(layer.down),
                 layer.down_bias,
             )
-            for layer in layers
+            for layer in weights.layers
         ]
         self._native = _native.Decoder(
-            _own(embedding),
+            _own(weights.embedding),
             described,
-            final_norm,
-            _own(head),
+            weights.final_norm,
+            _own(weights.head),
             sizes.num_heads,
             sizes.num_kv_heads,
             sizes.head_dim,
@@ -231,6 +216,7 @@ class CpuDecoder:
         """See `Decoder.forward`. The arrays of `caches` and `buffers` stay the same ones while they are in use."""
         if self._bound is None or self._bound[0] is not caches or self._bound[1] is not buffers:
             self._bind(caches, buffers)
+        logits, best, num_words = (None, None, 0) if head is None else (head.logits, head.best, head.num_words)
         self._native.forward(
             self._context,
             token_ids,
@@ -241,9 +227,9 @@ class CpuDecoder:
             batch.context_lens,
             cos_sin,
             rows,
-            None if head is None else head.logits,
-            None if head is None else head.best,
-            0 if head is None else head.num_words,
+            logits,
+            best,
+            num_words,
         )
         return buffers.hidden[: len(token_ids)] if rows is None else buffers.last_hidden[: len(rows)]
 

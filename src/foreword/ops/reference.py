@@ -18,8 +18,8 @@ from foreword.ops.backend import (
     I32,
     AttentionBatch,
     DecoderSizes,
+    DecoderWeights,
     KVArray,
-    LayerWeights,
     PackedMatrix,
     SamplingBatch,
     TopLogprobs,
@@ -185,14 +185,7 @@ class ReferenceBackend:
         """See `Backend.copy_blocks`."""
         copy_blocks(k_cache, v_cache, sources, destinations)
 
-    def decoder(
-        self,
-        embedding: PackedMatrix,
-        layers: Sequence[LayerWeights],
-        final_norm: F32,
-        head: PackedMatrix,
-        sizes: DecoderSizes,
-    ) -> None:
+    def decoder(self, weights: DecoderWeights, sizes: DecoderSizes) -> None:
         """See `Backend.decoder`: there is none, kernel by kernel is what this backend is for."""
 
     def sample(self, logits: F32, batch: SamplingBatch) -> I32:

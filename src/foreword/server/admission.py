@@ -10,12 +10,12 @@ less, and there is always a place for who asks little.
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from foreword.core.errors import QueueFullError
 from foreword.server.limits import Limits
 from foreword.server.pace import PRESSED, Pace
+from foreword.server.shares import Shares
 
 WAIT_SHARE = 0.5
 """Of the queue's timeout: how long the last in the queue may have to wait by estimate, which may be wrong by two."""
@@ -34,14 +34,18 @@ class Admission:
         self._limits = limits
         self._num_startable = num_startable
         self._pace = Pace(limits.queue_timeout_s, clock)
-        self.num_requests = 0
         self.num_tokens = 0
-        self._tenants: Counter[bytes] = Counter()
+        self._tenants = Shares()
         self._on_full = self._on_free = _nobody_asks
 
     def watch(self, on_full: Callable[[], None], on_free: Callable[[], None]) -> None:
         """Have it told when somebody is refused and there is no place for anybody, and when there may be one again."""
         self._on_full, self._on_free = on_full, on_free
+
+    @property
+    def num_requests(self) -> int:
+        """How many wait."""
+        return self._tenants.total
 
     @property
     def num_places(self) -> int:
@@ -62,25 +66,20 @@ class Admission:
         Raises:
             QueueFullError: as many wait as may.
         """
-        self.check(tenant)
-        self.num_requests += 1
-        self._pace.waiting(self.num_requests)
-        self._tenants[tenant] += 1
-        return Ticket(self, tenant)
-
-    def check(self, tenant: bytes = b"") -> None:
-        """Raise what `enter` would."""
         wait_s = self.wait_s(tenant)
         if wait_s is not None:
-            num_waiting = self._tenants[tenant] if tenant else self.num_requests
+            num_waiting = self._tenants.of(tenant) if tenant else self.num_requests
             raise QueueFullError(f"{num_waiting} requests wait already", wait_s)
+        self._tenants.add(tenant, 1)
+        self._pace.waiting(self.num_requests)
+        return Ticket(self, tenant)
 
     def wait_s(self, tenant: bytes = b"") -> int | None:
         """Seconds after which to ask again where `enter` would raise; None where it would not."""
         rate = self._pace.per_second()
         num_places = self._num_places(rate)
         free = num_places - self.num_requests
-        if free > 0 and not (tenant and self._tenants[tenant] >= free):
+        if free > 0 and not self._tenants.has_share(tenant, free):
             return None
         if free <= 0:
             self._on_full()
@@ -88,12 +87,9 @@ class Admission:
 
     def leave(self, tenant: bytes, num_tokens: int) -> None:
         """One request waits no more."""
-        self.num_requests -= 1
+        self._tenants.add(tenant, -1)
         self._pace.waiting(self.num_requests)
         self.num_tokens -= num_tokens
-        self._tenants[tenant] -= 1
-        if not self._tenants[tenant]:
-            del self._tenants[tenant]
         self._on_free()
 
     def ended(self) -> None:

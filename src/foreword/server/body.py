@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -15,6 +14,7 @@ from foreword.server.body_values import FEWEST_BYTES, check_values
 from foreword.server.context import context_of
 from foreword.server.errors import ApiError, ClientGoneError, cut
 from foreword.server.limits import Limits
+from foreword.server.shares import Shares
 from foreword.server.tenants import Tenant
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
@@ -42,8 +42,12 @@ class BodyReader:
         self._limits = limits
         self._off_loop = off_loop
         self._share_of = share_of
-        self._shares: Counter[bytes] = Counter()
-        self.buffered_bytes = 0
+        self._shares = Shares()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What all bodies under way take."""
+        return self._shares.total
 
     async def read(self, request: Request, decoder: "msgspec.json.Decoder[StructT]") -> StructT:
         """The body as `decoder`'s type.
@@ -78,26 +82,20 @@ class BodyReader:
         try:
             async with asyncio.timeout(limits.body_timeout_s):
                 async for chunk in request.stream():
-                    self._hold(owner, len(chunk))
+                    self._shares.add(owner, len(chunk))
                     data += chunk
                     if len(data) > limits.max_body_bytes:
                         raise _too_large(limits)
                     free = limits.max_buffered_body_bytes - self.buffered_bytes
-                    if free < 0 or (owner and self._shares[owner] > free):
+                    if free < 0 or self._shares.has_share(owner, free + 1):
                         raise _too_many(limits)
         except TimeoutError:
             raise ApiError(408, "the body did not come in time", headers={"connection": "close"}) from None
         except ClientDisconnect:
             raise ClientGoneError("the client left while sending") from None
         finally:
-            self._hold(owner, -len(data))
+            self._shares.add(owner, -len(data))
         return bytes(data)
-
-    def _hold(self, owner: bytes, num_bytes: int) -> None:
-        self.buffered_bytes += num_bytes
-        self._shares[owner] += num_bytes
-        if not self._shares[owner]:
-            del self._shares[owner]
 
     async def _discard(self, request: Request) -> None:
         """Take in some of what is too much and drop it: a client that is still sending would not see its refusal."""

@@ -10,12 +10,12 @@ there is always one for who asks little.
 """
 
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from foreword.server.errors import ApiError
 from foreword.server.limits import Limits
 from foreword.server.metrics import Metrics
+from foreword.server.shares import Shares
 
 _NETWORK_BYTES = 8
 """Of an IPv6 address: the rest is for its owner to choose."""
@@ -29,11 +29,15 @@ class Connections:
         self._retry_after_s = limits.retry_after_s
         self._metrics = metrics
         self._resting: dict[bytes, dict[Connection, None]] = {}  # by owner; first who has rested longest
-        self._kept: Counter[bytes] = Counter()  # by tenant
+        self._kept = Shares()  # by tenant
         self.num_open = 0
-        self.num_kept = 0
         metrics.watch_gauge("foreword:connections", "Open connections", lambda: self.num_open)
         metrics.watch_gauge("foreword:connections_kept", "Of these, with a request under way", lambda: self.num_kept)
+
+    @property
+    def num_kept(self) -> int:
+        """Connections with a tenant's request under way."""
+        return self._kept.total
 
     def open(self, owner: bytes, close: Callable[[], None]) -> "Connection | None":
         """A place for a new connection, which `close` ends; None when every place is kept."""
@@ -58,18 +62,15 @@ class Connections:
         Raises:
             ApiError: 429.
         """
-        if tenant and self._kept[tenant] >= self.most - self.num_kept:
+        if self._kept.has_share(tenant, self.most - self.num_kept):
             self._metrics.refused("tenant_connections")
-            message = f"{self._kept[tenant]} requests of yours are under way, as many as connections stay for others"
+            message = f"{self._kept.of(tenant)} requests of yours are under way, as many as connections stay for others"
             headers = {"retry-after": str(self._retry_after_s)}
             raise ApiError(429, message, None, "rate_limit_exceeded", headers)
 
     def keep(self, tenant: bytes, by: int) -> None:
         """One connection more, or less, has a request of the tenant's under way."""
-        self.num_kept += by
-        self._kept[tenant] += by
-        if not self._kept[tenant]:
-            del self._kept[tenant]
+        self._kept.add(tenant, by)
 
     def rest(self, connection: "Connection") -> None:
         """The last that begins to rest."""
